@@ -9,7 +9,7 @@ CARGO ?= cargo
 PYTHON ?= python3
 export CARGO PYTHON
 
-.PHONY: help demo test lint quick-lint fmt clippy rooms shared-builds docs build environments reference unit loom alerts interop python python-env newcomer browser terminal packages deb image screenshots recording wheel bench bench-scale bench-python bench-dashboard bench-picker bench-peers dynamo-vectors soak soak-gateway heartbeats flap attacks dist install uninstall clean rust-tools compilers test-compilers interpreter deny miri fuzz test-long
+.PHONY: help demo test lint quick-lint fmt clippy rooms shared-builds docs build environments reference unit loom alerts interop python python-env newcomer browser terminal packages deb image screenshots recording wheel bench bench-scale bench-python bench-dashboard bench-picker bench-gateway bench-peers dynamo-vectors soak soak-gateway heartbeats flap attacks dist install uninstall clean rust-tools compilers test-compilers interpreter deny miri fuzz test-long
 
 help:
 	@echo "make demo    a tour: simulated engines of every kind, conversations routed by what they hold, faults"
@@ -25,6 +25,7 @@ help:
 	@echo "make bench-scale  what a plane costs by the size of its fleet (ENGINES=\"50 5000\")"
 	@echo "make bench-picker  the endpoint picker behind a real Envoy, beside one that decides nothing"
 	@echo "make bench-peers  the index beside its peers"
+	@echo "make bench-gateway  the gateway beside SMG's and vLLM's router: latency, processor time, memory (BENCH=--quick)"
 	@echo "make soak    random faults against a running plane, every answer checked (SOAK_SECONDS=, SOAK_FAULTS=)"
 	@echo "make soak-gateway  100,000 requests through a gateway whose engines fail: none lost, none mixed up"
 	@echo "make attacks hostile clients against a running plane, with a good one beside them"
@@ -87,12 +88,14 @@ unit: test-compilers
 environments: python-env
 	@scripts/netns-env.sh
 	@scripts/newcomer-env.sh
-	@scripts/dynamo-env.sh || echo "environments: the tests against Dynamo are skipped" >&2
+	@scripts/interop-env.sh dynamo || echo "environments: the tests against Dynamo are skipped" >&2
 	@scripts/prompt-env.sh || echo "environments: the tests of prompts against transformers are skipped" >&2
-	@scripts/envoy-env.sh || echo "environments: the tests with Envoy are skipped" >&2
+	@scripts/interop-env.sh envoy || echo "environments: the tests with Envoy are skipped" >&2
+	@scripts/interop-env.sh sdk || echo "environments: the tests with the clients of OpenAI and Anthropic are skipped" >&2
 	@scripts/promtool.sh >/dev/null
 	@scripts/browser-env.sh
 	@scripts/terminal-env.sh
+	@scripts/debian-root.sh >/dev/null
 	@scripts/python-tests.sh --environment
 
 # Interleavings of the index's readers and writer, as many as loom's bounds allow. In a directory of its own: the flag is every crate's.
@@ -122,11 +125,12 @@ alerts: python-env
 # PYTEST takes arguments: make interop PYTEST="-k grpc -x"
 interop: compilers python-env
 	@scripts/netns-env.sh
-	@scripts/dynamo-env.sh || echo "interop: the tests against Dynamo are skipped" >&2
+	@scripts/interop-env.sh dynamo || echo "interop: the tests against Dynamo are skipped" >&2
 	@scripts/prompt-env.sh || echo "interop: the tests of prompts against transformers are skipped" >&2
-	@scripts/envoy-env.sh || echo "interop: the tests with Envoy are skipped" >&2
+	@scripts/interop-env.sh envoy || echo "interop: the tests with Envoy are skipped" >&2
+	@scripts/interop-env.sh sdk || echo "interop: the tests with the clients of OpenAI and Anthropic are skipped" >&2
 	$(CARGO) build -p kvplane
-	scripts/pytest-parallel.sh .venv/bin/python 4 tests/interop $(PYTEST)
+	KVPLANE_BIN="$${KVPLANE_BIN:-$$(realpath "$${CARGO_TARGET_DIR:-target}")/debug/kvplane}" scripts/pytest-parallel.sh .venv/bin/python 5 tests/interop $(PYTEST)
 
 python-env: interpreter
 	@scripts/python-env.sh
@@ -145,7 +149,7 @@ newcomer: compilers python-env
 browser: compilers interpreter
 	@scripts/browser-env.sh
 	$(CARGO) build -p kvplane
-	scripts/pytest-parallel.sh .venv-browser/bin/python 2 tests/browser $(PYTEST)
+	KVPLANE_BIN="$${KVPLANE_BIN:-$$(realpath "$${CARGO_TARGET_DIR:-target}")/debug/kvplane}" scripts/pytest-parallel.sh .venv-browser/bin/python 2 tests/browser $(PYTEST)
 
 # Screens of status, top and demo on terminals of two sizes, in tmux.
 terminal: compilers python-env
@@ -153,8 +157,9 @@ terminal: compilers python-env
 	$(CARGO) build -p kvplane
 	.venv/bin/python -m pytest tests/terminal $(PYTEST)
 
-# Archive, package and image, installed and run in a root of their own.
+# Archive, package and image, installed and run in roots of their own. KVPLANE_DEBIAN=bullseye chooses another Debian.
 packages: compilers python-env
+	@scripts/debian-root.sh
 	$(CARGO) build -p kvplane
 	.venv/bin/python -m pytest tests/packages $(PYTEST)
 
@@ -215,14 +220,19 @@ bench-python: compilers interpreter
 bench-picker: compilers interpreter
 	scripts/bench-picker.sh $(BENCH)
 
+bench-gateway: compilers python-env
+	scripts/bench-gateway.sh $(BENCH)
+
 bench-dashboard: compilers interpreter
 	@scripts/browser-env.sh
 	$(CARGO) build --release -p kvplane
 	KVPLANE_BIN="$${CARGO_TARGET_DIR:-target}/release/kvplane" PYTHONPATH=tests/browser:tests/interop .venv-browser/bin/python tests/browser/measure.py
 
 # Simulated faults, one process: requests lost that could be served, answers mixed up, bookings that never end.
-soak-gateway: test-compilers
+soak-gateway: test-compilers python-env
 	$(CARGO) test --release -p kvplane-gateway --test it soak -- --ignored --nocapture
+	$(CARGO) build -p kvplane
+	SOAK_GATEWAY=$${SOAK_GATEWAY:-20000} PYTHONPATH=tests/interop .venv/bin/python -m pytest -s tests/interop/test_gateway_soak.py
 
 # SOAK_SECONDS, SOAK_FAULTS, SOAK_ENGINES and SOAK_SEED are read from the environment: make soak SOAK_SECONDS=600
 SOAK_SECONDS ?= 3600
@@ -255,7 +265,7 @@ dynamo-vectors:
 clean:
 	$(CARGO) clean
 	rm -rf benches/peers/target fuzz/target tests/dynamo-vectors/target
-	rm -rf .venv .venv-build .venv-python .venv-browser .venv-dynamo .venv-envoy .venv-prompt .tools .pytest_cache dist
+	rm -rf .venv .venv-build .venv-python .venv-browser .venv-dynamo .venv-envoy .venv-prompt .venv-router .venv-sdk .tools .pytest_cache dist
 	find tests scripts python -name __pycache__ -type d -prune -exec rm -rf {} +
 
 rust-tools:

@@ -6,9 +6,9 @@ cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}
 target=${CARGO_TARGET_DIR:-target}
 scripts/python-env.sh
-scripts/envoy-env.sh
+scripts/interop-env.sh envoy
 scripts/prompt-env.sh
 "$cargo" build --release -p kvplane
-"$cargo" build --release -p kvplane-picker --example noop_picker
-.venv/bin/python scripts/bench_picker.py --kvplane "$target/release/kvplane" --noop "$target/release/examples/noop_picker" \
+"$cargo" build --release -p kvplane-picker --examples
+.venv/bin/python scripts/bench_picker.py --kvplane "$target/release/kvplane" --noop "$target/release/examples/noop_picker" --alone "$target/release/examples/alone_picker" \
     --tokenizer .venv-prompt/models/qwen "$@"

@@ -76,6 +76,12 @@ def cpu(process):
     return (int(fields[11]) + int(fields[12])) / TICK
 
 
+def switches(process):
+    """How often its threads came to a processor: how many wake-ups it took."""
+    tasks = [line for task in Path(f"/proc/{process.pid}/task").iterdir() for line in (task / "status").read_text().splitlines()]
+    return sum(int(line.split()[1]) for line in tasks if "ctxt_switches" in line)
+
+
 def rss(process):
     line = next(line for line in Path(f"/proc/{process.pid}/status").read_text().splitlines() if line.startswith("VmRSS"))
     return int(line.split()[1]) / 1024
@@ -154,11 +160,12 @@ def measure(name, process, address, quick):
             "p50_ms_1_client": round(statistics.median(alone), 3),
         }
     body, count, chunks = prompts(2_000, 1)[0], 20 // min(scale, 4), 5_000
-    before, client = cpu(process), Client(address)
+    before, woken, client = cpu(process), switches(process), Client(address)
     for _ in range(count):
         client.send(body, f"x-chunks: {chunks},0\r\n")
         client.finish()
     found["cpu_ms_per_5000_chunks"] = round((cpu(process) - before) / count * 1000, 2)
+    found["switches_per_5000_chunks"] = round((switches(process) - woken) / count)
     streams = 1_000 // scale
     empty, clients = rss(process), [Client(address) for _ in range(streams)]
     for one in clients:
@@ -176,12 +183,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kvplane", type=Path, required=True)
     parser.add_argument("--noop", type=Path, required=True)
+    parser.add_argument("--alone", type=Path, help="alone_picker: what messages cost without a decision")
     parser.add_argument("--tokenizer", type=Path, required=True, help="a directory with tokenizer.json")
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     envoy_binary = find_envoy()
-    sink, noop_port = free_ports(2)
+    sink, noop_port, alone_port = free_ports(3)
     serving = subprocess.Popen([sys.executable, __file__, "--backend", str(sink)])
     sim = Sim(options.kvplane, "--model", "m")
     with tempfile.TemporaryDirectory() as directory:
@@ -205,27 +213,31 @@ name = "m"
 tokenizer = "{model}"
 """)
     noop = subprocess.Popen([options.noop, f"127.0.0.1:{noop_port}", f"127.0.0.1:{sink}"])
+    others = {"noop": (noop, noop_port)}
+    if options.alone:
+        others["alone"] = (subprocess.Popen([options.alone, f"127.0.0.1:{alone_port}", f"127.0.0.1:{sink}"]), alone_port)
     envoys = []
     try:
         eventually(lambda: live(plane, 1), "the engine is live", 60)
         bootstrap = plane.bootstrap()
         envoys.append(Envoy(envoy_binary, bootstrap))
         address = bootstrap["static_resources"]["clusters"][1]["load_assignment"]["endpoints"][0]["lb_endpoints"][0]["endpoint"]["address"]
-        address["socket_address"]["port_value"] = noop_port
-        envoys.append(Envoy(envoy_binary, bootstrap))
-        for one in envoys:
-            one.wait_healthy()
-        found = {
-            "noop": measure("noop", noop, envoys[1].address["inference"], options.quick),
-            "kvplane": measure("kvplane", plane.process, envoys[0].address["inference"], options.quick),
-        }
+        found = {}
+        for name, (process, port) in others.items():
+            address["socket_address"]["port_value"] = port
+            envoys.append(Envoy(envoy_binary, bootstrap))
+            envoys[-1].wait_healthy()
+            found[name] = measure(name, process, envoys[-1].address["inference"], options.quick)
+        envoys[0].wait_healthy()
+        found["kvplane"] = measure("kvplane", plane.process, envoys[0].address["inference"], options.quick)
         found["by_tokens"] = plane.metric("kvplane_picker_requests_total", outcome="tokens")
         found["without_tokens"] = plane.metric("kvplane_picker_without_tokens_total")
         print(json.dumps(found, indent=1))
     finally:
         for one in envoys:
             one.close()
-        noop.kill()
+        for process, _ in others.values():
+            process.kill()
         plane.close()
         sim.close()
         serving.kill()

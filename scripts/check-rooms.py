@@ -21,13 +21,14 @@ ROOMS = {
     "kvplane-wire": {"kvplane-core"},
     "kvplane-stream": {"kvplane-core", "kvplane-wire"},
     "kvplane-store": {"kvplane-core", "kvplane-runtime", "kvplane-stream"},
+    "kvplane-bus": {"kvplane-core"},
     "kvplane-socket": {"kvplane-core", "kvplane-runtime", "kvplane-wire"},
     "kvplane-index": {"kvplane-core"},
     "kvplane-catalog": {"kvplane-core", "kvplane-index", "kvplane-runtime", "kvplane-stream", "kvplane-wire"},
     "kvplane-discovery": {"kvplane-core", "kvplane-transport", "kvplane-wire"},
     "kvplane-kubernetes": {"kvplane-core", "kvplane-discovery", "kvplane-runtime", "kvplane-transport"},
     "kvplane-ingest": {
-        "kvplane-catalog", "kvplane-core", "kvplane-discovery", "kvplane-index", "kvplane-proto", "kvplane-runtime", "kvplane-socket", "kvplane-stream",
+        "kvplane-catalog", "kvplane-core", "kvplane-discovery", "kvplane-index", "kvplane-proto", "kvplane-runtime", "kvplane-socket", "kvplane-store", "kvplane-stream",
         "kvplane-transport", "kvplane-wire",
     },
     "kvplane-transport": set(),
@@ -100,7 +101,8 @@ UNSAFE_ROOM = "kvplane-index"
 # A library, the rooms that may use it, and why no other may.
 ONLY = {
     "zmq": ({"kvplane-socket"}, "crates/socket is the only user of libzmq, in its tests"),
-    "mio": ({"kvplane-socket"}, "crates/socket has the only event loop beside tokio"),
+    # The Python package only names its features.
+    "mio": ({"kvplane-socket", "kvplane-python"}, "crates/socket has the only event loop beside tokio"),
     "clap": ({"kvplane"}, "crates/cli is the only room with a command line"),
     "prometheus-client": ({"kvplane-metrics"}, "crates/metrics writes the whole page of metrics"),
     "kube": ({"kvplane-kubernetes"}, "crates/kubernetes has the only client of an API server"),

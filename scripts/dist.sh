@@ -11,11 +11,12 @@ epoch=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || echo 0)}
 # With a program that was built elsewhere there need be no Rust.
 triple=$(rustc -vV 2>/dev/null | sed -n 's/^host: //p' || true)
 [[ -n $triple ]] || triple=$(uname -m)-$(uname -s | tr '[:upper:]' '[:lower:]')
+[[ -z ${ARCH:-} ]] || triple=$ARCH-unknown-linux-gnu
 
 staged=$(mktemp -d)
 trap 'rm -rf "$staged"' EXIT
 scripts/stage.sh "$profile" "$staged/kvplane" /usr/local
-read -r _ version _ < <("$staged/kvplane/bin/kvplane" --version)
+read -r _ version _ < <("${PRINTER:-$staged/kvplane/bin/kvplane}" --version)
 name=kvplane-$version-$triple
 mv "$staged/kvplane" "$staged/$name"
 mkdir -p "$out"

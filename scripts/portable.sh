@@ -1,13 +1,12 @@
 #!/usr/bin/env bash
 # Builds a kvplane that runs with glibc 2.28 and newer: scripts/portable.sh PROFILE. Prints the program's path on the last line.
-# zig, from the Python package index, links against the symbols of that glibc. For this machine's architecture: manual pages and
-# completions are printed by the program itself.
+# zig, from the Python package index, links against the symbols of that glibc. ARCH (x86_64, aarch64) is this machine's unless it is set.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 profile=$1
 glibc=2.28
-target=$(uname -m)-unknown-linux-gnu
+target=${ARCH:-$(uname -m)}-unknown-linux-gnu
 tools=.tools/zig
 requirements=scripts/requirements-portable.txt
 cargo=${CARGO:-cargo}
@@ -22,6 +21,8 @@ if [[ ! -f $tools/.requirements ]] || ! cmp --quiet "$requirements" "$tools/.req
     cp "$requirements" "$tools/.requirements"
 fi
 # zig's own cache belongs to the build.
+# The strip of this machine knows no other architecture.
+[[ $target == "$(uname -m)"-* ]] || export "CARGO_PROFILE_${profile^^}_STRIP=symbols"
 built=$("$cargo" metadata --locked --no-deps --format-version 1 | sed -n 's/.*"target_directory":"\([^"]*\)".*/\1/p')
 export ZIG_GLOBAL_CACHE_DIR=${ZIG_GLOBAL_CACHE_DIR:-$built/zig}
 PATH="$PWD/$tools/bin:$PATH" "$tools/bin/cargo-zigbuild" zigbuild --locked --profile "$profile" --target "$target.$glibc" -p kvplane >&2

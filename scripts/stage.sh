@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Lays out what is installed: scripts/stage.sh PROFILE DIRECTORY PREFIX. PREFIX is where the directory will be when kvplane runs.
 # BINARY is a kvplane that was built already; without it one is built, with this profile: by scripts/portable.sh if PORTABLE is 1. share/kvplane/manifest lists the files,
-# for whoever takes them away again.
+# for whoever takes them away again. With ARCH, PORTABLE=1 builds for another architecture; manual pages and completions are then printed
+# by PRINTER, a kvplane of this source that runs here.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # Whoever installs it, everybody may read it.
@@ -30,6 +31,14 @@ elif [[ -z $built ]]; then
     built=$target/${profile/#dev/debug}/kvplane
 fi
 
+foreign=
+[[ ${ARCH:-$(uname -m)} == "$(uname -m)" ]] || foreign=$ARCH
+if [[ -n $foreign && -z ${PRINTER:-} ]]; then
+    echo "stage: ARCH=$ARCH does not run here: set PRINTER to a kvplane of this source that does" >&2
+    exit 2
+fi
+printer=${PRINTER:-$built}
+
 # Everything is made here, and put where it belongs once it is whole.
 aside=$(mktemp -d)
 trap 'rm -rf "$aside"' EXIT
@@ -38,15 +47,17 @@ put() { # MODE FILE PATH
     install -D -m "$1" "$2" "$tree/$3"
 }
 put 755 "$built" bin/kvplane
-if command -v strip >/dev/null; then
+if [[ -n $foreign ]]; then
+    : # It was linked without its names.
+elif command -v strip >/dev/null; then
     strip "$tree/bin/kvplane"
 else
     echo "stage: there is no strip (Debian: apt-get install binutils): the program keeps its names of functions, and is larger" >&2
 fi
 mkdir -p "$tree/share/man/man1"
-"$built" man "$tree/share/man/man1"
+"$printer" man "$tree/share/man/man1"
 for shell in bash zsh fish; do
-    "$built" completions "$shell" >"$aside/$shell"
+    "$printer" completions "$shell" >"$aside/$shell"
 done
 put 644 "$aside/bash" share/bash-completion/completions/kvplane
 put 644 "$aside/zsh" share/zsh/site-functions/_kvplane

@@ -1,5 +1,6 @@
-//! A plane that lies: any messages of kvplane.v1, in any order, with digests and numbers that are right or wrong. A mirror and
-//! a client's replica refuse what does not fit, stay within their bounds, and agree where both go on.
+//! A plane that lies: any messages of kvplane.v1, in any order, with digests and numbers that are right or
+//! wrong. A mirror and a client's replica refuse what does not fit, stay within their bounds, and agree where
+//! both go on.
 
 #![no_main]
 
@@ -159,7 +160,7 @@ fn trust(input: &mut Input<'_>) -> proto::Trust {
     proto::Trust { level: input.below(6) as i32, degradations: vec![degradation; input.below(3)] }
 }
 
-fn told(digest: StateDigest, input: &mut Input<'_>) -> Option<proto::Digest> {
+fn sent_digest(digest: StateDigest, input: &mut Input<'_>) -> Option<proto::Digest> {
     let (low, high) = digest.parts();
     match input.below(32) {
         0 => None,
@@ -215,7 +216,7 @@ impl Mirror {
             Some(Item::Gone(_)) | None => return Ok(()),
         };
         match applied {
-            Ok(entry) => self.recorder.told(now, entry),
+            Ok(entry) => self.recorder.mirrored(now, entry),
             Err(misfit) => {
                 self.recorder.void(now, Some(misfit));
                 Err(misfit)
@@ -279,7 +280,7 @@ fuzz_target!(|bytes: &[u8]| {
                     continuity: input.below(6) as i32,
                     engine_sequence: input.flag().then(|| input.number()),
                     known_from: input.flag().then(|| input.number()),
-                    digest: told(gathered.digest(), &mut input),
+                    digest: sent_digest(gathered.digest(), &mut input),
                     last_event_id,
                     block_size: input.pick(&[None, Some(4), Some(4), Some(0), Some(u32::MAX)]),
                     groups: (0..input.below(4))
@@ -327,7 +328,7 @@ fuzz_target!(|bytes: &[u8]| {
                     trust: input.flag().then(|| trust(&mut input)),
                     continuity: input.below(6) as i32,
                     last_event_id,
-                    digest: told(held.digest(), &mut input),
+                    digest: sent_digest(held.digest(), &mut input),
                     known_from: input.flag().then(|| input.number()),
                     units: (0..input.below(6)).map(|_| input.number32()).collect(),
                     ..proto::Batch::default()

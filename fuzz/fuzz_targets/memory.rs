@@ -1,4 +1,5 @@
-//! Bytes that are said to be steps and memories of a journal: whatever they are, they are refused or can be written again.
+//! Bytes that are said to be steps and memories of a journal: whatever they are, they are refused or can be
+//! written again.
 
 #![no_main]
 

@@ -24,7 +24,8 @@ const MAX_BATCHES: usize = 8;
 const MAX_WINDOW: usize = 64 << 10;
 const MAX_STATE: usize = 256 << 10;
 const MAX_WAITING: usize = 16;
-/// One entry may be larger than the window; a batch has at most so many bytes here, and tokens take some times the room.
+/// One entry may be larger than the window; a batch has at most so many bytes here, and tokens take some
+/// times the room.
 const MAX_FRAME: usize = 4096;
 const SLACK: usize = 64 * MAX_FRAME;
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use kvplane_core::{Cursor, Epoch};
 use kvplane_embed::{Change as PlaneChange, Changes as Embedded, Happened, Stop};
-use kvplane_stream::{Change as Event, Entry, Parent, Place, StoredBlock, StoredChange};
+use kvplane_stream::{Change as Event, Entry, Parent, Place, StoredChange, Tokens};
 use parking_lot::Mutex;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
@@ -226,17 +226,17 @@ fn describe_stored(dict: &Bound<'_, PyDict>, stored: &StoredChange) -> PyResult<
     dict.set_item("lora_name", stored.attributes.lora_name.as_deref())?;
     dict.set_item("cache_salt", stored.attributes.cache_salt.as_deref())?;
     let list = PyList::empty(dict.py());
-    for StoredBlock { hash, copies, parent, tokens, content, .. } in &stored.blocks {
+    for block in &stored.blocks {
         let one = PyDict::new(dict.py());
-        one.set_item("block_hash", hash)?;
-        one.set_item("copies", copies)?;
-        let parent = match parent {
+        one.set_item("block_hash", block.hash)?;
+        one.set_item("copies", block.copies)?;
+        let parent = match block.parent() {
             Some(Parent::Block(parent)) => Some(parent),
             Some(Parent::Root) | None => None,
         };
         one.set_item("parent_block_hash", parent)?;
-        one.set_item("tokens_hash", content)?;
-        one.set_item("token_ids", tokens.as_deref())?;
+        one.set_item("tokens_hash", block.content())?;
+        one.set_item("token_ids", block.tokens().map(Tokens::to_vec))?;
         list.append(one)?;
     }
     dict.set_item("blocks", list)

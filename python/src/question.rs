@@ -239,7 +239,7 @@ pub(crate) fn read(found: &Found<'_>, groups: bool, name: impl Fn(&FoundMatch<'_
         length: Length::of(&found),
         cached_tokens: found.cached_tokens,
         note: found.note().map(kvplane_catalog::Note::as_str),
-        main: found.told_main(groups).as_ref().map(Length::of),
+        main: found.reported_main(groups).as_ref().map(Length::of),
         groups: groups.then(|| found.sides().iter().map(|side| group(&found, side)).collect()),
     });
     let not_credited = found.not_credited().map(|found| NotCredited {

@@ -124,13 +124,13 @@ fn describe<'py>(py: Python<'py>, taken: &Taken, block: &BlockImage) -> PyResult
     let dict = PyDict::new(py);
     dict.set_item("block_hash", block.hash)?;
     if let (Some(chain), _) = taken.chains_of(block) {
-        let parent = match chain.parent {
+        let parent = match chain.parent() {
             Parent::Block(parent) => Some(parent),
             Parent::Root => None,
         };
         dict.set_item("parent_block_hash", parent)?;
         dict.set_item("tokens_hash", chain.attached.then_some(chain.content))?;
-        dict.set_item("token_ids", &chain.tokens[..])?;
+        dict.set_item("token_ids", chain.tokens.to_vec())?;
         dict.set_item("block_size", chain.block_size)?;
         dict.set_item("lora_name", chain.attributes.lora_name.as_deref())?;
         dict.set_item("cache_salt", chain.attributes.cache_salt.as_deref())?;

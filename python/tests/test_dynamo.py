@@ -47,7 +47,7 @@ def test_without_dynamo_it_says_so():
     assert done.returncode == 1 and "pip install ai-dynamo" in done.stderr, done
 
 
-@pytest.mark.skipif(not DYNAMO.is_file(), reason="Dynamo 1.6.1 is not installed: scripts/dynamo-env.sh makes .venv-dynamo")
+@pytest.mark.skipif(not DYNAMO.is_file(), reason="Dynamo 1.6.1 is not installed: scripts/interop-env.sh dynamo makes .venv-dynamo")
 def test_the_installed_program_starts_in_dynamos_environment(tmp_path):
     """The module of the installed package, run by an interpreter that has Dynamo."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("DYN_")}

@@ -26,7 +26,7 @@ def history(there, seen):
         seen.cell(name, standing="exact")
     engines["speed-0"].operations(answer="error")
     http("POST", f"{there.plane.http}/flush_cache", {"engine": ["radix-0", "speed-0"], "proof_timeout_s": 3, "timeout_s": 2})
-    seen.shows("a flush was not shown by the stream in time", "#timeline")
+    seen.shows("flush not confirmed by the event stream in time", "#timeline")
     engines["radix-1"].fault(lose=1)
     seen.cell("radix-1", standing="lower")
     engines["llama-1"].fault(restart={"first_sequence": 40, "same_content": True})

@@ -24,7 +24,7 @@ def test_a_page_recovers_when_the_plane_comes_back(fleet, page):
     epoch = str(there.plane.wait_live("e0")["epoch"])
     seen.cell("e0", standing="exact", epoch=epoch)
     # Another run has another history.
-    began = "return [...document.querySelectorAll('#timeline li')].filter((line) => line.innerText.includes('the plane began')).length"
+    began = "return [...document.querySelectorAll('#timeline li')].filter((line) => line.innerText.includes('kvplane started')).length"
     seen.until(f"{began} === 1")
     oldest = seen.run("return Math.min(...[...document.querySelectorAll('#timeline time')].map((time) => Date.parse(time.dateTime)))")
     assert oldest >= stopped
@@ -127,6 +127,6 @@ def test_a_plane_with_roles_asks_for_a_token(guarded, page):
     # It is for this tab, and in no address.
     seen.open("#/ask").live()
     seen.ask("1 2 3 4")
-    seen.shows("The answer is worth", "#ask-answer")
+    seen.shows("Trust of the answer", "#ask-answer")
     assert "token-of-a-browser" not in "".join(seen.requests())
     assert seen.run("return JSON.stringify(localStorage)").find("token-of") == -1

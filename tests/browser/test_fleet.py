@@ -29,7 +29,7 @@ def test_cells_show_every_rank_and_go_on_changing(fleet, page):
     for word in ("e0 rank 0", "live, exact", "in sync with the engine", "blocks device", "events a second", "lag", "epoch"):
         assert word in spoken, spoken
     seen.shows("2 engines · 4 ranks · 4 exact", "#totals")
-    seen.shows("the plane began", "#timeline")
+    seen.shows("kvplane started", "#timeline")
     seen.shows("added as configured: e0, e1", "#timeline")
     seen.check_clean()
 
@@ -51,7 +51,7 @@ def test_what_keeps_a_source_from_being_heard_is_said(fleet, page):
     there.sims[0].stop()
     cell = seen.cell("e0", trouble="unreached")
     assert "unreached" in cell["text"]
-    words = "nobody is connected at the address where the events should come from"
+    words = "no publisher is connected at the event address"
     assert words in seen.find('.cell[data-engine="e0"]').get_attribute("title")
     seen.shows(words, "#timeline")
     seen.until("return document.querySelector('#timeline li[data-mood=\"bad\"][data-topic=\"source\"]')")
@@ -76,10 +76,10 @@ def test_the_timeline_shows_problems_alone_and_leaves_its_reader_in_place(fleet,
     seen.shows("restart proven", "#timeline")
     assert seen.run("return document.activeElement === window.reader")
     there.sims[0].fault(lose=1)
-    seen.shows("lost for good", "#timeline")
+    seen.shows("data loss", "#timeline")
     seen.find("#problems").click()
     seen.until("return [...document.querySelectorAll('#timeline li')].every((line) => line.dataset.mood === 'bad')")
-    seen.shows("lost for good", "#timeline")
+    seen.shows("data loss", "#timeline")
     seen.find("#problems").click()
     seen.shows("restart proven", "#timeline")
     times = seen.run("return [...document.querySelectorAll('#timeline time')].map((time) => Date.parse(time.dateTime))")
@@ -130,9 +130,9 @@ def test_what_happens_is_told_in_words(fleet, page):
     seen.cell("e1", standing="exact")
     there.sims[0].fault(drop=1)
     seen.shows("gap repaired: ", "#timeline")
-    seen.shows("nothing is lost", "#timeline")
+    seen.shows("nothing lost", "#timeline")
     there.sims[0].fault(lose=1)
-    seen.shows("lost for good: batches were lost", "#timeline")
+    seen.shows("data loss: batches were lost", "#timeline")
     seen.cell("e0", standing="lower")
 
     def flushed():

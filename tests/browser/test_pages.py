@@ -4,6 +4,8 @@ from urllib.parse import quote
 
 from selenium.webdriver.common.keys import Keys
 
+from harness.plane import http
+
 PROMPT = list(range(100, 197))
 # What somebody may call an engine.
 ODD = ("a/b", "<b>ünï</b>引擎", "x" * 300)
@@ -34,7 +36,7 @@ def test_a_question_is_drawn_along_the_prompt(fleet, page):
     seen.find("#ask-salt").send_keys("another tenant")
     seen.ask(str(PROMPT))
     seen.shows("0 of 2 ranks hold a part", "#ask-answer")
-    for text, words in (("", "no token id"), ("1, 2, x3", 'Number 3 is "x3"'), ("1 -2", 'Number 2 is "-2"'), ("4294967296", "whole number")):
+    for text, words in (("", "No token ids"), ("1, 2, x3", 'Number 3 is "x3"'), ("1 -2", 'Number 2 is "-2"'), ("4294967296", "whole number")):
         seen.run("document.getElementById('ask').noValidate = true")
         seen.ask(text)
         seen.shows(words, "#ask-error")
@@ -122,7 +124,8 @@ def test_everything_is_reached_by_keys(fleet, page):
     seen = page(fleet("vllm-0.32", "vllm-0.32", ranks=2)).live()
     seen.cell("e1", 1, standing="exact")
     reached = []
-    while len(reached) < 20:
+    # Not beyond the page: from the browser's own controls a cell is not focused as by keys.
+    while len(reached) < 20 and "timeline" not in reached:
         seen.tab()
         reached.append(focused(seen))
     wanted = ["skip", "name", "fleet", "ask", "theme", "filter", "e0", "timeline"]
@@ -153,3 +156,42 @@ def test_everything_is_reached_by_keys(fleet, page):
     seen.press(Keys.ENTER)
     assert (focused(seen), seen.run("return location.hash")) == ("main", "#/engine/e0"), "skipping is not leaving"
     seen.check_clean()
+
+
+def test_what_decisions_were_worth(fleet, page):
+    there = fleet("vllm-0.32", "vllm-0.32", load=0)
+    there.sims[0].complete(PROMPT, 1)
+    there.plane.wait_at(there.sims[0].state()[1] - 1, "e0")
+    seen = page(there, "#/routing").live()
+    seen.shows("No decision was made yet", "#routing-live")
+    pick = lambda: http("POST", there.plane.http + "/v1/pick", {"model": "sim", "token_ids": PROMPT})[1]["id"]
+    # One under way, and one that got what was predicted.
+    pick()
+    done = {"state": "finish", "cached_tokens": 96, "prompt_tokens": len(PROMPT)}
+    assert http("POST", f"{there.plane.http}/v1/receipts/{pick()}", done)[0] == 200
+    seen.shows("96 of 97", "#routing")
+    seen.until("return document.querySelector('[data-tile=live] b').textContent === '1'")
+    seen.shows("e0/0", "#routing-live")
+    seen.check_clean()
+
+
+def test_the_ledger_shows_where_tokens_went(fleet, page):
+    there = fleet("vllm-0.32", "vllm-0.32", load=0)
+    there.sims[0].complete(PROMPT, 1)
+    there.plane.wait_at(there.sims[0].state()[1] - 1, "e0")
+    there.plane.wait_live("e1")
+    seen = page(there, "#/routing").live()
+    seen.shows("Nobody has asked for a decision yet", "#ledger-empty")
+    status, picked = http("POST", there.plane.http + "/v1/pick", {"model": "sim", "token_ids": PROMPT})
+    assert status == 200, picked
+    report = {"state": "finish", "cached_tokens": 0, "prompt_tokens": len(PROMPT), "engine": "e1"}
+    assert http("POST", f"{there.plane.http}/v1/receipts/{picked['id']}", report)[0] == 200
+    seen.shows(picked["id"], "#ledger-worst")
+    seen.shows("wrong_endpoint", '#ledger-worst [data-receipt]')
+    assert seen.until("""return document.querySelector('[data-cause="wrong_endpoint"] progress')?.value""") == 96
+    seen.find("#ledger-worst a").click()
+    seen.shows("Lost: 96 by wrong_endpoint (another engine served).", "#receipt")
+    seen.check_clean()
+    # The browser itself notes that there is none.
+    seen.go("#/routing/00000000-1")
+    seen.shows("no receipt", "#receipt")

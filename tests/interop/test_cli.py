@@ -310,7 +310,19 @@ def test_status_puts_trouble_first(binary, engine, plane):
 def test_a_mixed_up_port_is_named(binary, engine, plane):
     served = plane(engine())
     refused(run(binary, "status", "--server", f"http://{served.grpc}"), 1, "listen.http")
-    refused(run(binary, "dump", "--plane", served.http), 2, "listen.grpc")
+    refused(run(binary, "dump", "--plane", served.http), 2, "--server", "listen.grpc")
+    refused(run(binary, "tail", "--server", f"http://{served.grpc}", "--seconds", "1"), 1, "listen.http")
+
+
+def test_grpc_is_found_through_the_http_address(binary, engine, plane):
+    one = engine()
+    served = plane(one)
+    served.wait_live()
+    one.publish(root(1))
+    eventually(lambda: "device" in run(binary, "dump", "--server", served.http).stdout, "a block")
+    done = run(binary, "info", "--server", served.http, "--dry-run")
+    assert "ENGINE" in done.stdout, done
+    refused(run(binary, "dump", "--server", "http://127.0.0.1:1"), 1, "no kvplane answers")
 
 
 def test_tail_ends_with_its_plane_and_with_its_reader(engine, plane, tail):

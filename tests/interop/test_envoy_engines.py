@@ -3,6 +3,7 @@
 import json
 import socket
 import subprocess
+import tomllib
 
 import pytest
 import yaml
@@ -211,7 +212,7 @@ def test_another_endpoint_than_the_picked_one_is_a_cause(fleet):
     assert receipt["lost"] == {"wrong_endpoint": receipt["predicted_tokens"]}
     assert receipt["delivered"]["engine"] == "e1"
     assert plane.metric("kvplane_picker_wrong_endpoints_total") == 1
-    plane.logged("another endpoint answered than the one that was picked")
+    plane.logged("an endpoint other than the picked one answered")
 
 
 def test_a_dead_first_endpoint_is_followed_by_the_second(binary, fleet):
@@ -367,8 +368,21 @@ def test_the_bootstrap_that_is_shipped(binary, tmp_path):
     assert checked.returncode == 0, checked.stderr[-2000:]
 
 
-def test_a_pool_without_a_cluster_is_refused_in_words(binary, tmp_path):
-    """No pod, and no kubeconfig in the home directory."""
-    words = ["picker", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--pool-name", "llama", "--pool-namespace", "prod"]
+BY_POOL = ["--pool-name", "llama", "--pool-namespace", "prod", "--pool-group", "inference.networking.k8s.io"]
+BY_LABELS = ["--endpoint-selector", "app=vllm", "--endpoint-target-ports", "8000,8001", "--drain-timeout", "30s"]
+
+
+@pytest.mark.parametrize("chosen", [BY_POOL, BY_LABELS], ids=["pool", "labels"])
+def test_a_pool_without_a_cluster_is_refused_in_words(binary, tmp_path, chosen):
+    """No pod, and no kubeconfig in the home directory; but every flag is one that llm-d's router has."""
+    words = ["picker", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", *chosen]
+    read = run(binary, *words, "--dump-config", env=clean_environment(HOME=str(tmp_path)))
+    assert read.returncode == 0, read.stderr
+    picker = tomllib.loads(read.stdout)["picker"]
+    if chosen is BY_LABELS:
+        assert picker["pods"] == {"selector": "app=vllm", "ports": [8000, 8001], "namespace": "default"}
+        assert picker["drain"] == "30s"
+    else:
+        assert picker["pool"] == {"name": "llama", "namespace": "prod"}
     done = run(binary, *words, env=clean_environment(HOME=str(tmp_path)))
     assert done.returncode == 1 and "picker.pool" in done.stderr and "kubeconfig" in done.stderr, done

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from harness.echo import Echo
-from harness.envoy import Envoy, PickerPlane, chat, find_envoy
+from harness.envoy import Envoy, PickerPlane, chat, fetch, find_envoy
 from harness.plane import free_ports
 from harness.wait import eventually
 
@@ -122,6 +122,23 @@ def test_hung_requests_go_on_in_turn_and_those_under_way_end_when_it_wakes(plane
     assert set(statuses) <= {200, 500, 503, 504, CUT_OFF}, set(statuses)
     eventually(lambda: plane.metric("kvplane_picker_streams") == 0, "every stream is over")
     assert plane.metric("kvplane_route_bookings") == 0
+
+
+def test_without_a_health_check_nothing_hangs_either(planes, envoys, echoes):
+    """Whether a POST passes is Envoy's to choose then; but there is an answer, and picks go on when the picker is back."""
+    plane = planes(echoes)
+    bootstrap = plane.bootstrap()
+    (cluster,) = [one for one in bootstrap["static_resources"]["clusters"] if one["name"] == "picker"]
+    del cluster["health_checks"]
+    at = envoys(bootstrap).address["inference"]
+    assert chat(at)[0] == 200
+    plane.process.kill()
+    plane.process.wait()
+    post = lambda: fetch(at, "POST", "/v1/chat/completions", '{"model":"m","messages":[]}', {"content-type": "application/json"})[0]
+    assert fetch(at, "GET", "/v1/models")[0] == 200
+    assert {post() for _ in range(10)} <= {200, 500, 503, 504}
+    plane.start()
+    eventually(lambda: post() == 200 and plane.metric("kvplane_picker_requests_total") > 0, "picks after the restart", 60)
 
 
 def test_a_stop_under_load_loses_nothing(planes, envoys, echoes):

@@ -15,14 +15,15 @@ def gateway(binary, sim, vocabulary):  # noqa: F811
     """Makes simulators and a gateway over them."""
     made = []
 
-    def make(count=2, gateway="", more="", tokenizer=True, words=()):
-        sims = [sim("--blocks", 4096, *words) for _ in range(count)]
+    def make(count=2, gateway="", more="", tokenizer=True, words=(), ranks=1):
+        size = () if "--blocks" in words else ("--blocks", 4096)
+        sims = [sim(*size, *words, ranks=ranks) for _ in range(count)]
         if tokenizer:
             more += f'\n[[model]]\nname = "sim"\ntokenizer = "{vocabulary}"\n'
         plane = GatewayPlane(binary, sims, gateway, more)
         made.append(plane)
         eventually(lambda: http("GET", plane.gateway + "/health")[0] == 200 or plane.has_keys, "the gateway is up")
-        plane.until_live(count)
+        plane.until_live(count * ranks)
         return plane, sims
 
     yield make

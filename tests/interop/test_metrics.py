@@ -14,7 +14,7 @@ from harness.wire import NEWEST
 ROW = re.compile(r"^\| `(\w+)` \| (counter|gauge|histogram) \| ([^|]*) \| ([^|]*) \|$", re.MULTILINE)
 SAMPLE = re.compile(r"(\w+)(?:\{(.*)\})? (\S+)")
 LABEL = re.compile(r'(\w+)="(?:[^"\\]|\\.)*"')
-# Without TLS there is nothing to say of handshakes, without a [[model]] nothing of text, and without a picker, a gateway or
+# Nobody is turned away at a socket of events. Without TLS there is nothing to say of handshakes, without a [[model]] nothing of text, and without a picker, a gateway or
 # a [[discover]] nothing of one.
 ABSENT = {
     "kvplane_discovery_changes_total",
@@ -24,6 +24,7 @@ ABSENT = {
     "kvplane_discovery_lists_total",
     "kvplane_discovery_pods",
     "kvplane_discovery_refused_pods_total",
+    "kvplane_event_sockets_refused_total",
     "kvplane_gateway_decisions_total",
     "kvplane_gateway_ended_total",
     "kvplane_gateway_endpoints",
@@ -31,12 +32,15 @@ ABSENT = {
     "kvplane_gateway_held_bytes",
     "kvplane_gateway_in_flight",
     "kvplane_gateway_limited_total",
+    "kvplane_gateway_prefills_total",
     "kvplane_gateway_queue_seconds",
+    "kvplane_gateway_refused_total",
     "kvplane_gateway_requests_total",
     "kvplane_gateway_retries_refused_total",
     "kvplane_gateway_retries_total",
     "kvplane_gateway_time_per_output_token_seconds",
     "kvplane_gateway_time_to_first_token_seconds",
+    "kvplane_gateway_traces_total",
     "kvplane_gateway_withdrawn_ids_total",
     "kvplane_gateway_without_tokens_total",
     "kvplane_picker_ended_total",
@@ -75,6 +79,8 @@ def page(pb, plane, sim, engine, tmp_path):
     good, bad = sim("--grpc", "127.0.0.1:0"), engine(NEWEST, synchronised=True)
     config = tmp_path / "kvplane.toml"
     config.write_text(f'''
+        [journal]
+        dir = "{tmp_path / "journal"}"
         [indexer]
         metrics = true
         [[report]]

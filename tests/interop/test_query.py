@@ -139,7 +139,7 @@ def test_the_command_line(two, tmp_path):
     done = command(p, "--model", "m", "--cache-salt", "tenant", "--all", "-o", "json", str(written), given="")
     assert [match["tokens"] for match in json.loads(done.stdout)["matches"]] == [64, 0]
     for words, given, reason in [
-        (["--model", "x"], "1 2", "model: is not known; known models: m"),
+        (["--model", "x"], "1 2", "model: \"x\" is not known; known models: m"),
         (["--model", "m"], "1 x", "number 1 is not a whole number"),
         (["--model", "m"], str(1 << 32), "number 0 is not a token id"),
         (["--model", "m", "--hashes"], "1", "--block-size"),

@@ -1,16 +1,21 @@
 """What `make dist`, `make deb` and `make image` make, installed and run in a root that has nothing else."""
 
+import functools
 import hashlib
+import http.server
 import json
 import os
 import re
 import shutil
 import subprocess
 import tarfile
+import threading
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from harness.plane import find_binary
+from harness.plane import find_binary, free_ports
+from harness.wait import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 NEEDS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="chroot needs root")
@@ -33,6 +38,73 @@ def made(tmp_path_factory):
     if shutil.which("dpkg-deb"):
         forms["deb"] = Path(run("scripts/deb.sh", "dev", out, cwd=ROOT, env=environment))
     return forms
+
+
+def suite():
+    if "KVPLANE_DEBIAN" in os.environ:
+        return os.environ["KVPLANE_DEBIAN"]
+    release = Path("/etc/os-release")
+    found = re.search(r"^VERSION_CODENAME=(\w+)", release.read_text() if release.exists() else "", re.MULTILINE)
+    return found[1] if found else "none"
+
+
+@pytest.fixture
+def debian(tmp_path):
+    """A minimal Debian with nothing of kvplane's."""
+    made = ROOT / ".tools" / f"debian-{suite()}"
+    if os.geteuid() != 0 or not made.is_dir():
+        pytest.skip("scripts/debian-root.sh could not make a clean Debian")
+    root = tmp_path / "debian"
+    run("cp", "--archive", "--reflink=auto", made, root)
+    return root
+
+
+@contextmanager
+def serving(root, program, *words):
+    """`kvplane serve` inside a root; gives its HTTP address once it answers."""
+    http, grpc = free_ports(2)
+    served = ["chroot", root, program, "serve", *words, "--http", f"127.0.0.1:{http}", "--grpc", f"127.0.0.1:{grpc}"]
+    with open(root / "serve.log", "wb") as log:
+        process = subprocess.Popen([str(word) for word in served], stdout=log, stderr=log)
+    try:
+        asked = ["chroot", str(root), str(program), "ready", "--server", f"http://127.0.0.1:{http}"]
+        eventually(lambda: subprocess.run(asked, capture_output=True, check=False).returncode == 0, lambda: (root / "serve.log").read_text(), 60.0)
+        yield f"http://127.0.0.1:{http}"
+    finally:
+        process.terminate()
+        assert process.wait(60) == 0, (root / "serve.log").read_text()
+
+
+def test_the_package_on_a_clean_debian(made, debian):
+    if "deb" not in made:
+        pytest.skip("dpkg-deb is missing")
+    shutil.copy(made["deb"], debian / "kvplane.deb")
+    # With its dependencies checked, by the dpkg that is there.
+    run("chroot", debian, "dpkg", "--install", "/kvplane.deb")
+    assert run("chroot", debian, "dpkg-query", "--show", "--showformat=${Status}", "kvplane") == "install ok installed"
+    with serving(debian, "/usr/bin/kvplane", "--config", "/etc/kvplane/kvplane.toml") as server:
+        status = json.loads(run("chroot", debian, "/usr/bin/kvplane", "status", "--server", server, "-o", "json"))
+        assert status["streams"] == []
+    summary = json.loads(run("chroot", debian, "/usr/bin/kvplane", "demo", "--seconds", "1", "-o", "json"))
+    assert summary["false_hits"] == 0
+    # What somebody has edited stays, until all of it is to go.
+    run("chroot", debian, "dpkg", "--remove", "kvplane")
+    assert (debian / "etc/kvplane/kvplane.toml").is_file() and not (debian / "usr/bin/kvplane").exists()
+    run("chroot", debian, "dpkg", "--purge", "kvplane")
+    assert not (debian / "etc/kvplane").exists()
+
+
+def test_install_sh_on_a_clean_debian(made, debian):
+    """With the shell and the tools of a minimal Debian: dash, no curl."""
+    inside = debian / "root"
+    for file in (made["archive"], made["archive"].with_name(made["archive"].name + ".sha256"), ROOT / "install.sh"):
+        shutil.copy(file, inside)
+    said = run("chroot", debian, "sh", "/root/install.sh", f"/root/{made['archive'].name}")
+    assert "/usr/local/bin/kvplane" in said
+    with serving(debian, "/usr/local/bin/kvplane", "--config", "/usr/local/share/kvplane/kvplane.toml"):
+        pass
+    again = subprocess.run(["chroot", str(debian), "sh", "/root/install.sh", "https://plane.example/kvplane.tar.gz"], capture_output=True, text=True, check=False)
+    assert again.returncode == 1 and "curl or wget is needed" in again.stderr, again
 
 
 def unpacked(image, directory):
@@ -62,6 +134,8 @@ def test_the_image_runs_in_its_own_root(made, tmp_path):
     shown = run("chroot", "--userspec=65532:65532", root, "/usr/bin/kvplane", "serve", "--config", "/etc/kvplane/kvplane.toml", "--dump-config")
     assert "listen" in shown
     assert not (root / "bin/sh").exists()
+    with serving(root, "/usr/bin/kvplane", "--config", "/etc/kvplane/kvplane.toml"):
+        pass
 
 
 @NEEDS_ROOT
@@ -92,6 +166,22 @@ def test_install_sh_installs_what_was_checked_and_says_so(made, tmp_path):
     assert f"ExecStart={prefix}/bin/kvplane" in (prefix / "lib/systemd/system/kvplane.service").read_text()
     for line in (prefix / "share/kvplane/manifest").read_text().splitlines():
         assert (prefix / line).is_file(), line
+
+
+def test_install_sh_takes_a_url(made, tmp_path):
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=made["archive"].parent)) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/{made['archive'].name}"
+        environment = {**os.environ, "no_proxy": "127.0.0.1"}
+        run(ROOT / "install.sh", url, "--prefix", tmp_path / "opt", env=environment)
+        assert run(tmp_path / "opt/bin/kvplane", "--version").startswith("kvplane ")
+        missing = subprocess.run([ROOT / "install.sh", f"{url}x", "--prefix", tmp_path / "no"], capture_output=True, text=True, check=False, env=environment)
+        assert missing.returncode == 1 and "cannot download" in missing.stderr, missing
+        server.shutdown()
 
 
 @pytest.mark.parametrize("words, reason", [

@@ -48,8 +48,8 @@ fn count(bytes: isize) {
     }
 }
 
-// SAFETY: every call is passed on as it is to mimalloc, which keeps the contract. Counting neither allocates nor panics:
-// the thread's counter is a plain number without a destructor.
+// SAFETY: every call is passed on as it is to mimalloc, which keeps the contract. Counting neither allocates
+// nor panics: the thread's counter is a plain number without a destructor.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as isize);

@@ -1,7 +1,7 @@
 //! Emptying the processor's caches.
 //!
-//! Between two requests of one conversation, a router's index sees everything else that goes on. Lookups that find their memory in
-//! the processor's caches are the exception there.
+//! Between two requests of one conversation, a router's index sees everything else that goes on. Lookups that
+//! find their memory in the processor's caches are the exception there.
 
 use std::hint::black_box;
 

@@ -123,7 +123,8 @@ impl Row {
             let text = self.cells.get(column).map_or_else(|| "–".to_owned(), Cell::show);
             let _ = write!(table, " {text} |");
         }
-        // How much better than a peer, and how much worse than itself with nothing but one tier and one group: the same ratio.
+        // How much better than a peer, and how much worse than itself with nothing but one tier and one
+        // group: the same ratio.
         for other in [Column::ChainIndex, Column::Crtc].iter().chain(variants) {
             let ratio =
                 self.ratio(*other).map_or_else(|| "–".to_owned(), |ratio| format!("**{}**", digits(ratio)));

@@ -7,9 +7,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use kvplane_transport::edge::{Connections, Full, Limits, PeerKey, Share, Shares};
+use parking_lot::Mutex;
 
 use crate::limits::descriptor_limit;
-use crate::listen::Peer;
+use crate::listen::{Peer, Tls};
 
 /// TLS handshakes.
 pub(crate) const HANDSHAKE: Duration = Duration::from_secs(5);
@@ -61,6 +62,8 @@ pub struct Bounds {
     pub request_time: Duration,
     /// What one gRPC message may take in memory once it is decoded.
     pub decoded_bytes: usize,
+    /// Streams at the picker; one peer may have all but an eighth.
+    pub picker_streams: usize,
     /// Dumps and recoveries that are being made or sent, in total ...
     pub dumps: usize,
     /// ... and of one peer.
@@ -94,6 +97,7 @@ impl Default for Bounds {
             request_bytes_per_peer: 128 << 20,
             request_time: Duration::from_secs(30),
             decoded_bytes: 64 << 20,
+            picker_streams: 32_768,
             dumps: 4,
             dumps_per_peer: 2,
             dump_wait: Duration::from_secs(10),
@@ -130,6 +134,7 @@ impl Bounds {
         let mib = |bytes: usize| format!("{} MiB", bytes >> 20);
         let closed = "`kvplane_connections_closed_total`";
         let refused = "`kvplane_requests_refused_total`";
+        let sockets = "`kvplane_event_sockets_refused_total`";
         row(
             "connections",
             "HTTP and gRPC listeners, each",
@@ -154,10 +159,17 @@ impl Bounds {
             "closed",
             "`kvplane_tls_handshakes_failed_total`",
         );
-        row("request head", "HTTP listener", seconds(self.head), "closed", closed);
-        row("HTTP/2 preface", "gRPC listener, fronts", seconds(self.head), "closed", closed);
-        row("idle", "HTTP listener", seconds(self.idle_http), "closed", closed);
-        row("idle HTTP/2", "gRPC listener, fronts", seconds(self.idle_grpc), "closed", closed);
+        row(
+            "HTTP/2",
+            "HTTP listener, gateway",
+            "none: HTTP/1.1 alone".to_owned(),
+            "closed with GOAWAY `HTTP_1_1_REQUIRED`",
+            closed,
+        );
+        row("request head", "HTTP listener, gateway", seconds(self.head), "closed", closed);
+        row("HTTP/2 preface", "gRPC listener, fronts, picker", seconds(self.head), "closed", closed);
+        row("idle", "HTTP listener, gateway", seconds(self.idle_http), "closed", closed);
+        row("idle HTTP/2", "gRPC listener, fronts, picker", seconds(self.idle_grpc), "closed", closed);
         row(
             "unread response",
             "all listeners",
@@ -167,14 +179,14 @@ impl Bounds {
         );
         row(
             "unread stream",
-            "gRPC listener, fronts",
+            "gRPC listener, fronts, picker",
             seconds(self.unread),
             "closed when a response waits and the peer takes no data for so long, though it answers pings",
             closed,
         );
         row(
             "dead peer",
-            "gRPC listener, fronts",
+            "gRPC listener, fronts, picker",
             format!(
                 "a ping every {}, answered within {} (fronts: {})",
                 seconds(self.ping_every),
@@ -241,18 +253,56 @@ impl Bounds {
             refused,
         );
         row(
+            "gateway",
+            "its clients",
+            "`gateway.max_connections` and requests (16384), `gateway.max_bodies` (512 MiB); of each, one peer has all but an eighth".to_owned(),
+            "an idle connection makes room, else the new one is closed; 429 with `Retry-After`",
+            "`kvplane_connections_closed_total`, `kvplane_gateway_refused_total`",
+        );
+        row(
+            "gateway bodies",
+            "each request",
+            "`gateway.max_body` (64 MiB), `gateway.body_timeout` (60 s)".to_owned(),
+            "413; 408",
+            "`kvplane_gateway_refused_total`",
+        );
+        row(
+            "picker streams",
+            "picker",
+            of(self.picker_streams, all_but_an_eighth(self.picker_streams)),
+            "`RESOURCE_EXHAUSTED`",
+            refused,
+        );
+        row(
+            "picker messages",
+            "picker",
+            format!(
+                "`picker.max_body` (64 MiB) each, besides bodies 1 MiB; unfinished ones `picker.max_bodies` (512 MiB) in all, of which one peer has all but an eighth, each for {}",
+                seconds(self.request_time)
+            ),
+            "`OUT_OF_RANGE`, `INTERNAL`; `RESOURCE_EXHAUSTED`, `DEADLINE_EXCEEDED`",
+            refused,
+        );
+        row(
+            "shared bookings",
+            "`ShareBookings`",
+            "64 planes, 32 per peer; 32768 of their bookings, 16384 of one; 4096 updates and 4 MiB wait for one".to_owned(),
+            "`RESOURCE_EXHAUSTED`; the booking is not counted; who does not read begins anew",
+            "`kvplane_route_shared_updates_dropped_total`",
+        );
+        row(
             "event sockets",
             "each `bind:` address",
             "1024 connections, 512 per peer; 5 s for a handshake; 64 MiB for a message, 256 MiB for all that are unfinished".to_owned(),
             "the oldest connection without a handshake makes room, else the new one is closed; so is the one that exceeds the memory. Logged",
-            "",
+            sockets,
         );
         row(
             "republished sockets",
             "each socket of `republish`",
             "1024 connections, 512 per peer; 10 s for a handshake; 1024 topics and 64 MiB of unsent messages per listener, 256 MiB per replay".to_owned(),
             "as above; what a listener does not take is dropped for it, and it asks for what it misses",
-            "",
+            sockets,
         );
         row(
             "copied calls",
@@ -294,6 +344,17 @@ impl Bounds {
         )
     }
 
+    /// Connections of the gateway: its clients may all be behind one balancer, which has all places but an eighth.
+    pub fn gateway(&self, connections: usize) -> Arc<Connections> {
+        let connections = Self::fitting(connections);
+        Connections::new(connections, all_but_an_eighth(connections), self.limits(self.idle_http))
+    }
+
+    /// Connections of the picker.
+    pub fn picker(&self) -> Arc<Connections> {
+        self.grpc()
+    }
+
     /// Connections of a front.
     pub fn front(&self) -> Arc<Connections> {
         let total = Self::fitting(self.front_connections);
@@ -309,6 +370,11 @@ impl Bounds {
     fn limits(&self, idle: Duration) -> Limits {
         Limits { handshake: self.handshake, head: self.head, idle, write: self.write, unread: self.unread }
     }
+}
+
+/// What one peer may have where all callers may be behind one balancer: it never has everything.
+pub fn all_but_an_eighth(of: usize) -> usize {
+    of - of / 8
 }
 
 /// Why a request was refused at a bound.
@@ -375,7 +441,19 @@ pub struct Edge {
     /// Bytes of requests that are being received or decoded.
     pub request_bytes: Arc<Shares>,
     dumps: Arc<Shares>,
+    others: Mutex<Vec<OtherListener>>,
     refused: [AtomicU64; Refused::ALL.len()],
+}
+
+/// A listener besides those for pages and for gRPC, with connections of its own.
+#[derive(Debug, Clone)]
+pub struct OtherListener {
+    /// Its name in metrics.
+    pub name: &'static str,
+    /// Its connections.
+    pub connections: Arc<Connections>,
+    /// TLS there.
+    pub tls: Option<Arc<Tls>>,
 }
 
 impl Edge {
@@ -388,9 +466,20 @@ impl Edge {
             watches: Shares::new(bounds.watches, bounds.watches_per_peer),
             request_bytes: Shares::new(bounds.request_bytes, bounds.request_bytes_per_peer),
             dumps: Shares::with_queue(bounds.dumps, bounds.dumps_per_peer, DUMPS_WAITING),
+            others: Mutex::default(),
             refused: Default::default(),
             bounds,
         }
+    }
+
+    /// Another listener is there; what it counts is counted with the rest.
+    pub fn note(&self, listener: OtherListener) {
+        self.others.lock().push(listener);
+    }
+
+    /// Listeners besides those for pages and for gRPC.
+    pub fn others(&self) -> Vec<OtherListener> {
+        self.others.lock().clone()
     }
 
     /// Counts a refusal.

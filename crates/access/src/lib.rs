@@ -23,7 +23,7 @@ pub use auth::{
     Port, Proof, Refused, Role, Roles, Subject, TokenKey, guard_calls, guard_pages, is_loopback,
     refused_call, table,
 };
-pub use bounds::{Bound, Bounds, Edge};
+pub use bounds::{Bound, Bounds, Edge, OtherListener};
 pub use error::ApiError;
 pub use limits::{descriptor_limit, open_descriptors};
 pub use listen::{Connection, Door, Peer, Tls, TlsError, TlsFiles, TlsRead};

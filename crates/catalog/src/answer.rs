@@ -82,7 +82,7 @@ impl<'a> Match<'a> {
 
     /// Its main group: where that is not what counts, or where groups were asked for.
     #[must_use]
-    pub fn told_main(&self, groups: bool) -> Option<Self> {
+    pub fn reported_main(&self, groups: bool) -> Option<Self> {
         (groups || self.main != self.depths).then(|| self.with_depths(self.main))
     }
 

@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_changed_since_is_told_until_it_is_overwritten() {
+    fn what_changed_since_is_reported_until_it_is_overwritten() {
         let changes = Changes::default();
         let since = |from| {
             let mut seats = Vec::new();

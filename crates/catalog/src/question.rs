@@ -12,6 +12,9 @@ use crate::prompt::{Prompt, PromptKeys};
 const LEAVE_IT_OUT: &str = "leave it out";
 const LEAVE_ONE_OUT: &str = "leave out one of the two";
 
+/// Characters of a caller's word that an error repeats.
+const SHOWN: usize = 64;
+
 /// Streams that an answer lists where the question does not say how many.
 pub const DEFAULT_LIMIT: usize = 32;
 
@@ -70,17 +73,20 @@ impl Question {
         read: impl FnOnce(&Answer<'_>) -> R,
     ) -> Result<R, PublicError> {
         let known = || match &catalog.models()[..] {
-            [] => "there are no models: add an engine with `kvplane engines add`".to_owned(),
+            [] => "no models yet: add an engine with `kvplane engines add`".to_owned(),
             models => format!("known models: {}", models.join(", ")),
         };
         // An engine may be configured without a model; otherwise an empty name is none.
         let missing = || PublicError::field("model", "is missing").with_next(known());
-        let unknown = || PublicError::field("model", "is not known").with_next(known());
+        let unknown = |model: &str| {
+            let shown: String = model.chars().take(SHOWN).collect();
+            PublicError::field("model", format!("{shown:?} is not known")).with_next(known())
+        };
         let model = self.model.as_deref().ok_or_else(missing)?;
         let prompt = self.prompt(max_tokens)?;
         let listing = self.listing()?;
         let roster = catalog.model(model);
-        let roster = roster.ok_or_else(|| if model.is_empty() { missing() } else { unknown() })?;
+        let roster = roster.ok_or_else(|| if model.is_empty() { missing() } else { unknown(model) })?;
         Ok(if self.groups == Some(true) {
             roster.ask_by_group(&prompt, credit, listing, read)
         } else {

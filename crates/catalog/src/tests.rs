@@ -44,7 +44,7 @@ fn stored(contents: &[u64]) -> Transition {
     let block = |(hash, &content)| VisibleBlock {
         hash,
         content,
-        tokens: Arc::from([0; BLOCK_SIZE as usize]),
+        tokens: kvplane_stream::Tokens::from([0; BLOCK_SIZE as usize]),
         block_size: BLOCK_SIZE,
         attributes: Arc::new(Attributes::default()),
         extra_keys: None,
@@ -92,12 +92,12 @@ fn ask(catalog: &Catalog) -> Vec<(Depths, Depths, Vec<GroupLength>)> {
 }
 
 #[test]
-fn what_counts_is_what_every_group_can_go_on_from_and_each_is_told_on_request() {
+fn what_counts_is_what_every_group_can_go_on_from_and_each_is_reported_on_request() {
     // Everything slides, but block 9; there are states after blocks 2 and 8.
     let sliding = (1..=9).map(|block| (block, if block == 9 { Marks::default() } else { marks(&[0]) }));
     let states = [(2, marks(&[0, 1])), (8, marks(&[0, 1]))];
-    let told: Vec<(u64, Marks)> = sliding.chain(states).collect();
-    let rig = Rig::new(9, three_groups(), &told);
+    let reported: Vec<(u64, Marks)> = sliding.chain(states).collect();
+    let rig = Rig::new(9, three_groups(), &reported);
     let lengths = |depths| {
         vec![
             GroupLength { group: Some(1), kind: SpecKind::Sliding, depths },

@@ -99,7 +99,7 @@ fn stored(blocks: u64, size: u32) -> Transition {
     let block = |hash| VisibleBlock {
         hash,
         content: hash,
-        tokens: Arc::from(vec![0; size as usize]),
+        tokens: kvplane_stream::Tokens::from(vec![0; size as usize]),
         block_size: size,
         attributes: Arc::new(Attributes::default()),
         extra_keys: None,

@@ -16,7 +16,7 @@ const SHOWN: usize = 7;
 /// What was found.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Checkout {
-    /// The commit, shortened. `None` where it cannot be told: in an archive of the sources, for example.
+    /// The commit, shortened. `None` where it is unknown: in an archive of the sources, for example.
     pub(crate) commit: Option<String>,
     /// Files that change when another commit is checked out.
     pub(crate) watched: Vec<PathBuf>,

@@ -4,6 +4,7 @@ mod config;
 #[cfg(feature = "sim")]
 mod demo;
 mod doctor;
+mod journal;
 mod key;
 mod operate;
 mod pick;
@@ -28,6 +29,7 @@ pub(crate) use config::{ConfigArgs, ConfigCommand};
 #[cfg(feature = "sim")]
 pub(crate) use demo::DemoArgs;
 pub(crate) use doctor::DoctorArgs;
+pub(crate) use journal::{JournalArgs, JournalCommand, JournalDir};
 pub(crate) use key::KeyArgs;
 pub(crate) use operate::{
     Consent, FlushArgs, OperateCommand, OperationArgs, ProfileCommand, StartProfileArgs,
@@ -64,7 +66,7 @@ pub(crate) enum Command {
         KVPLANE__LISTEN__HTTP=127.0.0.1:9000 kvplane serve --config kvplane.toml --dump-config")]
     Serve(ServeArgs),
     #[cfg(feature = "sim")]
-    /// Run a simulated engine: real wire bytes, a real prefix cache, faults on request
+    /// Run a simulated engine: the real wire format, a real prefix cache, faults on request
     #[command(after_help = "Examples:\n  \
         kvplane sim --profile sglang-0.5.22 --host-blocks 4096 --load 5\n  \
         kvplane sim --groups sliding:128,sliding:128,full --load 5\n  \
@@ -104,7 +106,7 @@ pub(crate) enum Command {
         kvplane engines remove vllm-3\n  \
         kvplane engines list -o json | jq -r '.engines[].id'")]
     Engines(EnginesArgs),
-    /// Show where a running kvplane finds engines, and which rule decided what
+    /// Show where a running kvplane discovers engines, and which rule set each value
     #[command(after_help = "Examples:\n  \
         kvplane discover\n  \
         kvplane discover explain vllm-0\n  \
@@ -155,11 +157,17 @@ pub(crate) enum Command {
         kvplane report --replica-id pod-0 --model-id llama --tenant-id team-a --metrics-listen 127.0.0.1:9091\n  \
         curl -s 127.0.0.1:9091/metrics | grep kvplane_report")]
     Report(ReportArgs),
+    /// Look at a durable journal: verify it, list it, print it
+    #[command(after_help = "Examples:\n  \
+        kvplane journal verify /var/lib/kvplane/journal\n  \
+        kvplane journal ls /var/lib/kvplane/journal -o json | jq .streams\n  \
+        kvplane journal cat /var/lib/kvplane/journal --engine vllm-0")]
+    Journal(JournalArgs),
     /// Print the configuration's schema
     #[command(after_help = "Examples:\n  kvplane config schema > kvplane.schema.json")]
     Config(ConfigArgs),
     #[cfg(feature = "sim")]
-    /// A tour: simulated engines of every kind, conversations routed by what they hold, and what goes wrong
+    /// Run a one-minute tour: simulated engines of every kind, three ways to route, five faults
     #[command(after_help = "Examples:\n  \
         kvplane demo\n  \
         kvplane demo --pause --stay\n  \
@@ -186,7 +194,7 @@ pub(crate) enum Command {
     /// Write the manual pages into a directory
     #[command(after_help = "Example:\n  kvplane man ~/.local/share/man/man1")]
     Man {
-        /// The directory, which is made
+        /// The directory; created if it does not exist
         directory: PathBuf,
     },
 }
@@ -221,15 +229,15 @@ pub(crate) struct ServeArgs {
     /// Configuration file (TOML)
     #[arg(long, short, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// An engine, instead of or beside the file: KIND=EVENTS[,replay=ADDRESS][,model=NAME][,key=value …];
-    /// with http://HOST:PORT for EVENTS the engine is asked where it publishes
+    /// An engine, in addition to those of the file: KIND=EVENTS[,replay=ADDRESS][,model=NAME][,key=value …].
+    /// With http://HOST:PORT as EVENTS kvplane asks the engine where it publishes
     #[arg(long, value_name = "ENGINE")]
     pub(crate) engine: Vec<String>,
-    /// Any other key, as in the file: `--set journal.max_batches=5000`
+    /// Set any other configuration key: `--set journal.max_batches=5000`
     #[arg(long, value_name = "KEY=VALUE")]
     pub(crate) set: Vec<String>,
-    /// Other indexers (Dynamo's, or kvplanes): where a stream's past is not known, their dumps are taken, the
-    /// first that knows the worker
+    /// Peer indexers (Dynamo's or kvplane's) that a stream with an unknown past is recovered from; the first
+    /// one that knows the worker is used
     #[arg(long, value_name = "URL", value_delimiter = ',')]
     pub(crate) peers: Vec<String>,
     /// HTTP address [default: 127.0.0.1:8090]
@@ -238,10 +246,10 @@ pub(crate) struct ServeArgs {
     /// gRPC address [default: 127.0.0.1:50090]
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) grpc: Option<SocketAddr>,
-    /// How long calls may go on after SIGTERM, those through fronts included [default: 30s]
+    /// Time for calls in progress after SIGTERM, calls through fronts included [default: 30s]
     #[arg(long, value_name = "DURATION")]
     pub(crate) drain_timeout: Option<Span>,
-    /// Let listeners beyond loopback be open to everybody who reaches them, where [auth] has no keys
+    /// Allow listeners beyond loopback without authentication, if [auth] has no keys
     #[arg(long)]
     pub(crate) insecure: bool,
     /// Print the resolved configuration and exit
@@ -253,11 +261,18 @@ pub(crate) struct ServeArgs {
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct PlaneArgs {
-    /// gRPC address of kvplane
-    #[arg(help_heading = CONNECTION, long, default_value = "http://127.0.0.1:50090", value_name = "URL")]
-    pub(crate) plane: String,
     #[command(flatten)]
-    pub(crate) key: KeyArgs,
+    pub(crate) server: ServerArgs,
+    /// gRPC address of kvplane [default: the one that --server names]
+    #[arg(help_heading = CONNECTION, long, value_name = "URL")]
+    pub(crate) plane: Option<String>,
+}
+
+impl PlaneArgs {
+    /// The address that was given.
+    pub(crate) fn place(&self) -> &str {
+        self.plane.as_deref().unwrap_or(&self.server.server)
+    }
 }
 
 #[derive(Debug, ClapArgs)]
@@ -280,11 +295,11 @@ pub(crate) struct ServerArgs {
 pub(crate) struct ReadyArgs {
     #[command(flatten)]
     pub(crate) server: ServerArgs,
-    /// Ask the kvplane on this machine that serves with this file, at its own `listen.http`, and over TLS
-    /// where it has `listen.tls`. Its certificate is not checked, and no token is sent
+    /// Check the local kvplane that runs with this configuration, at its `listen.http`, with TLS if it has
+    /// `listen.tls`. Its certificate is not verified, and no token is sent
     #[arg(long, short, value_name = "FILE", conflicts_with_all = ["server", "token_file", "ca", "cert", "key"])]
     pub(crate) config: Option<PathBuf>,
-    /// Ready only while every stream is live and exact, instead of once every stream has had a verdict
+    /// Require every stream to be live and exact, instead of known to be live or down
     #[arg(long)]
     pub(crate) strict: bool,
 }
@@ -302,13 +317,13 @@ pub(crate) struct DiscoverArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum DiscoverCommand {
-    /// List sources, and what became of every pod (also without a command)
+    /// List sources, and every pod with its verdict (also without a command)
     #[command(visible_alias = "ls")]
     List,
-    /// Say what became of a pod, key by key, and by which rule
+    /// Explain one pod: every value, and the rule that set it
     #[command(after_help = "Example:\n  kvplane discover explain inference/vllm-0")]
     Explain {
-        /// Its name, with or without the namespace, or the engine's
+        /// Name of the pod, with or without the namespace, or id of the engine
         pod: String,
     },
 }
@@ -329,20 +344,20 @@ pub(crate) enum EnginesCommand {
     /// List engines (also without a command)
     #[command(visible_alias = "ls")]
     List,
-    /// Add an engine; it is gone when kvplane restarts, unless the configuration has it too
+    /// Add an engine until kvplane restarts; to keep it, add it to the configuration
     #[command(after_help = "Example:\n  \
         kvplane engines add vllm-3 --engine vllm=tcp://10.0.0.3:5557,replay=tcp://10.0.0.3:5558,model=llama")]
     Add {
-        /// Its name
+        /// Id of the engine
         id: String,
-        /// As for serve: KIND=EVENTS[,replay=ADDRESS][,model=NAME][,key=value …]
+        /// The engine, as for serve: KIND=EVENTS[,replay=ADDRESS][,model=NAME][,key=value …]
         #[arg(long, value_name = "ENGINE")]
         engine: String,
     },
-    /// Remove an engine: its subscribers are told, and what it held is forgotten
+    /// Remove an engine: ends its subscriptions and drops its blocks
     #[command(visible_alias = "rm", after_help = "Example:\n  kvplane engines remove vllm-3")]
     Remove {
-        /// Its name
+        /// Id of the engine
         id: String,
     },
 }
@@ -354,17 +369,17 @@ pub(crate) struct TailArgs {
     /// Only this engine
     #[arg(long)]
     pub(crate) engine: Option<String>,
-    /// Only this rank of it
+    /// Only this rank of the engine
     #[arg(long, requires = "engine")]
     pub(crate) rank: Option<u32>,
-    /// Begin with a snapshot, or with what happens from now on
+    /// Start with a snapshot, or with the next event
     #[arg(long, value_enum, default_value_t = From::Live)]
     pub(crate) from: From,
-    /// Keep a replica of each stream and print where it stands, at most twice a second, instead of every
-    /// event; the digest equals that of /v1/status at the same sequence
+    /// Keep a replica of each stream and print its state, at most twice a second, instead of every event; its
+    /// digest equals that of /v1/status at the same sequence
     #[arg(long, conflicts_with_all = ["from", "tokens"])]
     pub(crate) replica: bool,
-    /// Show token values: they are prompts
+    /// Show token ids, which are the text of prompts
     #[arg(long)]
     pub(crate) tokens: bool,
     /// Output format
@@ -385,13 +400,13 @@ pub(crate) enum From {
 pub(crate) struct DumpArgs {
     #[command(flatten)]
     pub(crate) plane: PlaneArgs,
-    /// The engine; may be left out when there is one
+    /// The engine; optional if there is only one
     #[arg(long)]
     pub(crate) engine: Option<String>,
-    /// The rank; may be left out when there is one
+    /// The rank; optional if there is only one
     #[arg(long)]
     pub(crate) rank: Option<u32>,
-    /// Show token values: they are prompts
+    /// Show token ids, which are the text of prompts
     #[arg(long)]
     pub(crate) tokens: bool,
     /// Output format

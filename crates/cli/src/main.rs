@@ -49,6 +49,7 @@ fn main() -> ExitCode {
             Command::Picker(picker) => commands::picker::run(picker).await,
             Command::Ledger(ledger) => commands::pick::ledger(ledger).await,
             Command::Report(report) => commands::report::run(report).await,
+            Command::Journal(journal) => commands::journal::run(journal).await,
             Command::Config(config) => commands::config::run(&config),
             #[cfg(feature = "sim")]
             Command::Demo(demo) => commands::demo::run(demo).await,

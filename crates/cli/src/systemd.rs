@@ -136,8 +136,8 @@ impl Manager {
 
 fn warn_of(state: &str, sent: io::Result<()>) {
     if let Err(error) = sent {
-        let told = state.lines().next().unwrap_or_default();
-        warn!(%error, told, "service manager not notified");
+        let reported = state.lines().next().unwrap_or_default();
+        warn!(%error, reported, "service manager not notified");
     }
 }
 

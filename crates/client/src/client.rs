@@ -143,7 +143,7 @@ pub(crate) fn reason(status: &tonic::Status) -> String {
     }
     if text.contains("InvalidContentType") {
         // The TLS library's words for an answer that is not TLS.
-        return "what is there speaks no TLS, use http".to_owned();
+        return "the server does not use TLS: use http".to_owned();
     }
     if text.is_empty() { status.code().to_string() } else { text }
 }

@@ -43,9 +43,9 @@ impl Freshness {
     }
 
     /// A stream's continuity, given what the plane reported.
-    pub(crate) fn judge(&self, told: Continuity) -> Continuity {
+    pub(crate) fn judge(&self, reported: Continuity) -> Continuity {
         let fresh = self.age().is_some_and(|age| age <= self.max_silence);
-        if told == Continuity::Live && !fresh { Continuity::Recovering } else { told }
+        if reported == Continuity::Live && !fresh { Continuity::Recovering } else { reported }
     }
 }
 

@@ -114,8 +114,8 @@ impl Task {
         let mut ages = std::pin::pin!(Fuse::terminated());
         loop {
             tokio::select! {
-                (asked, told) = &mut ages => {
-                    prove(&slots, asked, told);
+                (asked, latest) = &mut ages => {
+                    prove(&slots, asked, latest);
                     self.tell_waiting(Connection::Connected);
                 }
                 _ = pulse.tick(), if ages.is_terminated() => {
@@ -253,13 +253,13 @@ impl Task {
 async fn ask_ages(mut plane: Calls, within: Duration) -> (std::time::Instant, Option<proto::StatusResponse>) {
     let asked = kvplane_runtime::now();
     let request = proto::StatusRequest { brief: true, ..proto::StatusRequest::default() };
-    let told = timeout(within, plane.status(request)).await;
+    let latest = timeout(within, plane.status(request)).await;
     // Without an answer the proofs grow old: that is all there is to know.
-    (asked, told.ok().and_then(Result::ok).map(tonic::Response::into_inner))
+    (asked, latest.ok().and_then(Result::ok).map(tonic::Response::into_inner))
 }
 
-fn prove(slots: &Slots, asked: std::time::Instant, told: Option<proto::StatusResponse>) {
-    for engine in told.into_iter().flat_map(|told| told.engines) {
+fn prove(slots: &Slots, asked: std::time::Instant, latest: Option<proto::StatusResponse>) {
+    for engine in latest.into_iter().flat_map(|latest| latest.engines) {
         let id = EngineId::new(&engine.id);
         for rank in engine.ranks {
             let Some(slot) = slots.get(&StreamId::new(id.clone(), rank.rank)) else { continue };
@@ -282,8 +282,13 @@ async fn next(messages: &mut Streaming<proto::SubscribeResponse>) -> Result<prot
 /// Asks for what follows, where the replica can go on. A cursor that the plane cannot serve any more (also
 /// after `DATA_LOSS`, which does not say whose it was) is answered with a reset of that stream alone.
 fn selector(stream: &StreamId, slot: &Slot) -> proto::StreamSelector {
-    let resume = slot.replica.read().resume();
-    let resume = resume.map(|Cursor { epoch, sequence }| proto::Cursor { epoch: epoch.as_u64(), sequence });
+    let replica = slot.replica.read();
+    let (low, high) = replica.digest().parts();
+    let resume = replica.resume().map(|Cursor { epoch, sequence }| {
+        let digest = Some(proto::Digest { low, high });
+        proto::Cursor { epoch: epoch.as_u64(), sequence, digest }
+    });
+    drop(replica);
     proto::StreamSelector { engine: stream.engine.to_string(), rank: Some(stream.rank), resume }
 }
 

@@ -29,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn salts_are_told_from_other_texts() {
+    fn salts_are_distinguished_from_other_texts() {
         assert_eq!(dynamo_salt("dynamo-cache-salt:tenant-a"), Some("tenant-a"));
         assert_eq!(dynamo_salt("dynamo-cache-salt:dynamo-cache-salt:"), Some("dynamo-cache-salt:"));
         for text in ["dynamo-cache-salt:", "dynamo-cache-salt", "tenant-a", "Dynamo-cache-salt:a", ""] {
@@ -40,7 +40,7 @@ mod tests {
     }
 
     #[test]
-    fn images_are_told_from_other_digests() {
+    fn images_are_distinguished_from_other_digests() {
         let zeros = "0".repeat(48);
         assert_eq!(dynamo_image(&format!("0123456789abcdef{zeros}")), Some(0x0123_4567_89ab_cdef));
         assert_eq!(dynamo_image(&format!("0123456789ABCDEF{zeros}")), Some(0x0123_4567_89ab_cdef));

@@ -85,7 +85,7 @@ impl ErrorCode {
     /// What the side that has to act can do, where nothing closer to the case is known.
     pub fn next_step(self) -> &'static str {
         match self {
-            Self::InvalidArgument => "correct what is named and ask again",
+            Self::InvalidArgument => "correct it and try again",
             Self::NotFound => "GET /v1/status, or `kvplane engines`, lists what there is",
             Self::Conflict => "look at what is there with `kvplane engines`, and change one of the two",
             Self::LimitReached => "ask for less or later, or raise the limit in the configuration",
@@ -189,7 +189,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whoever_is_told_to_ask_later_is_told_that_it_may_help() {
+    fn a_refusal_that_asks_for_a_later_try_says_that_it_may_help() {
         for code in [ErrorCode::LimitReached, ErrorCode::Unavailable, ErrorCode::ShuttingDown] {
             assert!(code.retry(), "{}: {}", code.as_str(), code.next_step());
         }
@@ -198,7 +198,7 @@ mod tests {
     #[test]
     fn an_error_in_full_says_what_is_wrong_and_what_to_do() {
         let error = PublicError::field("model", "is missing");
-        assert_eq!(error.in_full(), "model: is missing; correct what is named and ask again");
+        assert_eq!(error.in_full(), "model: is missing; correct it and try again");
         assert_eq!(error.in_words(), "model: is missing");
         let error = error.with_next("name one");
         assert_eq!([error.in_full(), error.in_words()], ["model: is missing; name one"; 2]);

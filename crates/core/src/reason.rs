@@ -70,47 +70,47 @@ reasons! {
     /// Nothing has been heard yet, so nothing is known.
     Unheard {
         "unheard", Lower, Past, ByLevel,
-        "nothing has been heard of the engine yet"
+        "no event received from the engine yet"
     }
     /// What happened before the first batch cannot be had.
     History {
         "history", Lower, Past, ByLevel,
-        "what happened before the first batch cannot be had, so blocks may be missing"
+        "events before the first batch are unavailable, so blocks may be missing"
     }
     /// Batches were lost and could not be replayed; residency was dropped.
     Gap {
         "gap", Lower, Loss, ByLevel,
-        "batches were lost and could not be replayed; what was held is forgotten until it is seen again"
+        "batches were lost and could not be replayed; known blocks were dropped until the engine announces them again"
     }
     /// The same publisher or a new one: it could not be proven; residency was dropped.
     Unproven {
         "unproven", Lower, Past, ByLevel,
-        "it could not be proven that the publisher is still the same; what was held is forgotten until it is seen again"
+        "could not prove that the publisher is still the same process; known blocks were dropped until the engine announces them again"
     }
     /// A batch could not be decoded, also when replayed; residency was dropped.
     Undecodable {
         "undecodable", Lower, Loss, ByLevel,
-        "a batch could not be decoded, nor its copy; what was held is forgotten until it is seen again"
+        "a batch could not be decoded, nor its replay; known blocks were dropped until the engine announces them again"
     }
     /// A store was malformed and rejected.
     MalformedStore {
         "malformed_store", Lower, Past, ByLevel,
-        "a store was malformed and left out"
+        "a malformed store was skipped"
     }
     /// The live state reached its memory budget; further stores are not recorded.
     Budget {
         "budget", Lower, Past, ByLevel,
-        "the memory for this stream is full, so blocks are not recorded"
+        "the stream's memory budget is used up, so new blocks are not recorded"
     }
     /// Too many stores wait for a parent that never came; the rest is not recorded.
     WaitingOverflow {
         "waiting_overflow", Lower, Past, ByLevel,
-        "too many blocks wait for a parent that never came, and are left out"
+        "too many blocks wait for an unknown parent; the rest are not recorded"
     }
     /// The cache was cleared while tiers other than the device had an unknown past.
     TierHistory {
         "tier_history", Lower, Past, ByLevel,
-        "the cache was cleared, and what a tier behind the device kept is not known"
+        "the cache was cleared; which blocks the colder tiers kept is unknown"
     }
     /// An event of an unknown kind was skipped.
     UnknownEvent {
@@ -120,17 +120,17 @@ reasons! {
     /// A block lies on a medium whose name is unknown.
     UnknownMedium {
         "unknown_medium", Unverified, Past, ByLevel,
-        "blocks lie on a medium whose name is unknown"
+        "blocks are on an unknown medium"
     }
     /// A removal was malformed and rejected: what it named may be gone.
     MalformedRemoval {
         "malformed_removal", Unsound, Past, ByLevel,
-        "a removal was malformed: what it named may be gone"
+        "a removal was malformed: its blocks may be gone"
     }
     /// Batches were lost and the operator chose to keep what was known.
     GapKept {
         "gap_kept", Unsound, Past, ByLevel,
-        "batches were lost, and on_gap = \"keep\" keeps what may be gone"
+        "batches were lost, and on_gap = \"keep\" keeps blocks that may be gone"
     }
     /// Blocks of the stream contradict the configured block size.
     BlockSize {
@@ -140,71 +140,71 @@ reasons! {
     /// The engine gave one hash to two different blocks: what it removes is unknown.
     AmbiguousHash {
         "ambiguous_hash", Unsound, Past, ByLevel,
-        "the engine gave one hash to two blocks: what it removes cannot be told"
+        "the engine gave one hash to two blocks: its removals are ambiguous"
     }
     /// A batch names another rank than its stream's: it is of another cache.
     ForeignRank {
         "foreign_rank", Unsound, Past, ByLevel,
-        "a batch names another rank: it is of another cache"
+        "a batch names another rank, which has another cache"
     }
     /// Two of the engine's blocks have one hash: when either goes, neither is said to be held any more.
     SharedHash {
         "shared_hash", Lower, Past, ByLevel,
-        "two blocks share one hash: when either goes, neither is counted"
+        "two blocks share one hash: when either is removed, neither is counted"
     }
     /// The engine's hashes may not tell positions apart, as those of old `SGLang` releases do not.
     UnprovenHash {
         "unproven_hash", Unverified, Past, ByLevel,
-        "the engine's hashes may not tell positions apart"
+        "the engine's hashes may not depend on the position"
     }
     /// The engine publishes no events: nothing of it can be known.
     EventsDisabled {
         "events_disabled", Lower, Past, ByLevel,
-        "no event has ever come: events are off, or all were read before"
+        "no event ever arrived: events are disabled, or another reader took them"
     }
     /// Somebody else reads the engine's event buffer too: events are missing; residency was dropped.
     StolenDrain {
         "stolen_drain", Lower, Loss, ByLevel,
-        "somebody else reads the engine's event buffer, so events are missing"
+        "another reader drains the engine's event buffer, so events are missing"
     }
     /// Events are missing from the engine's buffer: it overflowed, or somebody else reads it; residency was
     /// dropped.
     SuspectedDrain {
         "suspected_drain", Lower, Loss, ByLevel,
-        "events are missing from the engine's buffer: it overflowed, or somebody else reads it"
+        "events are missing from the engine's buffer: it overflowed, or another reader drains it"
     }
     /// A relay stands between: it may leave out events and cannot tell every restart.
     Relay {
         "relay", Unverified, Source, ByLevel,
-        "a relay stands between, which cannot prove everything"
+        "events come through a relay, which cannot prove everything"
     }
     /// Blocks lie in a tier from which the engine never tells a removal: some of them may be gone.
     UnremovedTier {
         "unremoved_tier", Unverified, Standing, ByLevel,
-        "blocks lie in a tier from which the engine never tells a removal"
+        "blocks are in a tier whose removals the engine never announces"
     }
     /// What a group of the cache needs to go on from a boundary is not known; as much is asked of it as of
     /// any that is.
     UnknownGroup {
         "unknown_group", Unverified, Standing, ByLevel,
-        "a group of the cache is of a kind whose needs are not known"
+        "a cache group is of an unknown kind"
     }
     /// No group of the cache is known to keep whole prefixes: only those that one of them has kept whole are
     /// counted.
     NoFullGroup {
         "no_full_group", Lower, Standing, ByLevel,
-        "no group of the cache keeps whole prefixes"
+        "no cache group keeps whole prefixes"
     }
     /// The groups' block sizes fit no common boundary or are not known yet, or there are too many groups:
     /// nothing is counted. Or where small blocks lie is not known: less is counted than may be there.
     GroupLayout {
         "group_layout", Lower, Standing, ByLevel,
-        "the block sizes of the cache's groups do not fit, or are not known yet"
+        "the block sizes of the cache groups do not match, or are not known yet"
     }
     /// How many blocks a colder tier gives back at once is not known: less is counted than may be there.
     ChunkSize {
         "chunk_size", Lower, Standing, ByLevel,
-        "how much a colder tier gives back at once is not known, so less is counted"
+        "the chunk size of a colder tier is unknown, so fewer blocks are counted"
     }
     /// A tier behind the device holds blocks that are known by their hash alone, or whose parent is not
     /// known: they are not counted.
@@ -216,7 +216,7 @@ reasons! {
     /// dropped, and copies are no longer counted.
     OverCount {
         "over_count", Lower, Loss, ByLevel,
-        "more copies were told than the engine has blocks; what was held is forgotten until it is seen again"
+        "more copies were announced than the engine has blocks; known blocks were dropped until the engine announces them again"
     }
     /// Copies are not counted, and a held block was announced again: when one copy goes, none is said to be
     /// left.
@@ -227,18 +227,18 @@ reasons! {
     /// Blocks of a group that keeps no whole prefixes were announced again, and perhaps never held.
     Reannounced {
         "reannounced", Unverified, Past, ByLevel,
-        "blocks were announced again that were perhaps never held"
+        "blocks were announced again that may never have been held"
     }
     /// Blocks came from a peer that does not say how old its dump is: some may have gone before they came.
     PeerDump {
         "peer_dump", Unverified, Past, ByLevel,
-        "blocks came from a peer that does not say how old its dump is: some may be gone"
+        "blocks come from a peer's dump of unknown age: some may be gone"
     }
     /// A block left the device that had left it before, in a life that is known whole: the earlier removal
     /// was meant for another tier, and others may have been too.
     UnknownRemoval {
         "unknown_removal", Lower, Past, ByLevel,
-        "a block left twice: a removal may have meant another tier"
+        "a block was removed twice: one removal may have meant another tier"
     }
     /// The engine serves adapters, and its events do not say which blocks are theirs: they look like plain
     /// ones.
@@ -250,32 +250,32 @@ reasons! {
     /// credited.
     Flushing {
         "flushing", Unsound, Past, Never,
-        "the engine may have flushed, and its stream does not show it yet: nothing is credited"
+        "the engine may have flushed, not confirmed by its events yet: nothing is credited"
     }
     /// The engine accepted a flush, and its stream did not show it in time; residency was dropped.
     UnprovenFlush {
         "unproven_flush", Lower, Loss, ByLevel,
-        "the engine may have flushed, and its stream did not show it in time; what was held is forgotten until it is seen again"
+        "the engine may have flushed, not confirmed by its events in time; known blocks were dropped until the engine announces them again"
     }
     /// Two publishers take turns under one topic: whose blocks are held is unknown. Never credited.
     Interleaved {
         "interleaved", Unsound, Source, Never,
-        "two publishers send under one topic, so nothing is credited; give each engine its own topic or address"
+        "two publishers use one topic, so nothing is credited; give each engine its own topic or address"
     }
     /// The plane that this one follows says `lower`, for a reason that this build does not know.
     UpstreamLower {
         "upstream_lower", Lower, Past, ByLevel,
-        "the plane that is followed says so, for a reason of a newer release"
+        "reported by the upstream kvplane, with a reason that this release does not know"
     }
     /// The same with `unverified`.
     UpstreamUnverified {
         "upstream_unverified", Unverified, Past, ByLevel,
-        "the plane that is followed says so, for a reason of a newer release"
+        "reported by the upstream kvplane, with a reason that this release does not know"
     }
     /// The same with `unsound`.
     UpstreamUnsound {
         "upstream_unsound", Unsound, Past, ByLevel,
-        "the plane that is followed says so, for a reason of a newer release"
+        "reported by the upstream kvplane, with a reason that this release does not know"
     }
 }
 

@@ -166,8 +166,8 @@ mod tests {
         assert_eq!(Tier::of(Some("STORAGE"), Some("REMOTE")), Tier::Remote);
         assert_eq!(Tier::of(Some("cpu"), Some("REMOTE")), Tier::Remote);
         assert_eq!(Tier::of(Some("tape"), Some("REMOTE")), Tier::Unknown);
-        for told in [None, Some("GPU"), Some("CPU"), Some("CPU_PINNED"), Some("DISK")] {
-            assert!(Tier::tells_removals(told), "{told:?}");
+        for announced in [None, Some("GPU"), Some("CPU"), Some("CPU_PINNED"), Some("DISK")] {
+            assert!(Tier::tells_removals(announced), "{announced:?}");
         }
         for silent in ["STORAGE", "FS", "OBJ", "cpu"] {
             assert!(!Tier::tells_removals(Some(silent)), "{silent}");

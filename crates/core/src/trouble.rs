@@ -42,15 +42,15 @@ troubles! {
     /// Why a stream's source delivers nothing, or not all of it. A state: it holds until it is over.
     Trouble {
         /// No connection to the address of the events.
-        Unreached "unreached" "nobody is connected at the address where the events should come from"
+        Unreached "unreached" "no publisher is connected at the event address"
         /// The engine has not answered yet where it publishes.
-        Discovering "discovering" "the engine has not said yet where it publishes: it does not answer"
+        Discovering "discovering" "the engine does not answer where it publishes"
         /// The engine names no publisher for the rank, or cannot be asked for one.
         NoSources "no_sources" "the engine names no publisher for this rank"
         /// The engine says that its events are disabled.
-        EventsDisabled "events_disabled" "the engine says that it publishes no events"
+        EventsDisabled "events_disabled" "the engine reports that its events are disabled"
         /// The engine's description of itself is invalid.
-        BadAnswer "bad_answer" "what the engine says of itself cannot be used"
+        BadAnswer "bad_answer" "the engine's description of itself is invalid"
         /// The engine names one address for two ranks.
         SharedAddress "shared_address" "the engine names one address for two ranks; only the first is followed"
         /// The engine's block size differs from the configured one.

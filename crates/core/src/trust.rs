@@ -91,20 +91,20 @@ impl TrustState {
     /// What another plane says that a state is worth: `(reason, since)` as reported, and never better than
     /// its level.
     pub fn reported<'t>(level: Trust, reasons: impl IntoIterator<Item = (&'t str, u64)>) -> Self {
-        let mut told = Self::default();
+        let mut reported_state = Self::default();
         let mut since = 0;
         for (name, since_ms) in reasons {
             since = since_ms;
             if let Some(reason) = Reason::named(name).or_else(|| Reason::unknown(level)) {
-                told.degrade(reason, since_ms);
+                reported_state.degrade(reason, since_ms);
             }
         }
-        if told.level() < level
+        if reported_state.level() < level
             && let Some(reason) = Reason::unknown(level)
         {
-            told.degrade(reason, since);
+            reported_state.degrade(reason, since);
         }
-        told
+        reported_state
     }
 
     /// The level: the worst of what is active.
@@ -169,16 +169,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_told_is_never_taken_for_better() {
-        let told = TrustState::reported(Trust::Lower, [("gap", 1), ("history", 2)]);
+    fn what_is_reported_is_never_taken_for_better() {
+        let reported_state = TrustState::reported(Trust::Lower, [("gap", 1), ("history", 2)]);
         assert_eq!(
-            told.active().iter().map(|d| d.reason).collect::<Vec<_>>(),
+            reported_state.active().iter().map(|d| d.reason).collect::<Vec<_>>(),
             [Reason::Gap, Reason::History]
         );
-        let told = TrustState::reported(Trust::Unsound, [("gap", 1), ("a_later_word", 2)]);
-        assert_eq!(told.worst(), Some(Degradation { reason: Reason::UpstreamUnsound, since_ms: 2 }));
-        let told = TrustState::reported(Trust::Unverified, [("gap", 3)]);
-        assert_eq!(told.worst(), Some(Degradation { reason: Reason::UpstreamUnverified, since_ms: 3 }));
+        let reported_state = TrustState::reported(Trust::Unsound, [("gap", 1), ("a_later_word", 2)]);
+        assert_eq!(
+            reported_state.worst(),
+            Some(Degradation { reason: Reason::UpstreamUnsound, since_ms: 2 })
+        );
+        let reported_state = TrustState::reported(Trust::Unverified, [("gap", 3)]);
+        assert_eq!(
+            reported_state.worst(),
+            Some(Degradation { reason: Reason::UpstreamUnverified, since_ms: 3 })
+        );
         assert_eq!(TrustState::reported(Trust::Exact, []).level(), Trust::Exact);
         assert!(Reason::ALL.into_iter().all(|reason| Reason::named(reason.as_str()) == Some(reason)));
     }

@@ -59,7 +59,7 @@ async fn talk(kind: EngineKind, spec: &GrpcSpec) -> Result<Description, Refusal>
 }
 
 fn nonsense<T>(path: &str) -> Result<T, Refusal> {
-    bad(format!("{path}: the answer is no such message"))
+    bad(format!("{path}: the answer is not the expected message"))
 }
 
 /// Calls a method whose request has no fields; `None` if the server does not have it.

@@ -87,7 +87,7 @@ impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Silent(why) | Self::Bad(why) => f.write_str(why),
-            Self::Disabled => f.write_str("the engine says that it publishes no events"),
+            Self::Disabled => f.write_str("the engine reports that its events are disabled"),
             Self::NoSources(why) => f.write_str(why),
         }
     }

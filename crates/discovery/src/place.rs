@@ -178,21 +178,24 @@ mod tests {
     #[test]
     fn what_the_operator_said_wins_key_by_key() {
         let engine = found(&[(0, "tcp://*:5557", Some("tcp://*:6000")), (1, "tcp://*:5558", None)]);
-        let told = |change: fn(&mut Overrides)| {
-            let mut told = Overrides::default();
-            change(&mut told);
-            place(&told, "h", &engine)
+        let changed = |change: fn(&mut Overrides)| {
+            let mut changed = Overrides::default();
+            change(&mut changed);
+            place(&changed, "h", &engine)
         };
-        let events = told(|told| told.events = Some("tcp://nat:9000".to_owned()));
+        let events = changed(|changed| changed.events = Some("tcp://nat:9000".to_owned()));
         assert_eq!(
             events.ranks,
             [rank(0, "tcp://nat:9000", Some("tcp://h:6000")), rank(1, "tcp://nat:9001", None)]
         );
-        let replay = told(|told| told.replay = Some("tcp://nat:9100".to_owned()));
+        let replay = changed(|changed| changed.replay = Some("tcp://nat:9100".to_owned()));
         assert_eq!(replay.ranks[1], rank(1, "tcp://h:5558", Some("tcp://nat:9101")));
-        assert_eq!(told(|told| told.topic = Some("mine".to_owned())).topic, "mine");
-        assert_eq!(told(|told| told.ranks = Some(1)).ranks, [rank(0, "tcp://h:5557", Some("tcp://h:6000"))]);
-        let more = told(|told| told.ranks = Some(3));
+        assert_eq!(changed(|changed| changed.topic = Some("mine".to_owned())).topic, "mine");
+        assert_eq!(
+            changed(|changed| changed.ranks = Some(1)).ranks,
+            [rank(0, "tcp://h:5557", Some("tcp://h:6000"))]
+        );
+        let more = changed(|changed| changed.ranks = Some(3));
         assert_eq!(more.ranks[2], FoundRank::unknown(2));
         assert_eq!(more.troubles, BTreeMap::from([(2, Trouble::NoSources)]));
     }

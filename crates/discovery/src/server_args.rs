@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn engines_without_events_are_told_from_answers_that_make_no_sense() {
+    fn engines_without_events_are_distinguished_from_answers_that_make_no_sense() {
         for unsaid in [Unsaid::IsOff, Unsaid::IsZmq] {
             assert!(matches!(read(&json!({}), unsaid), Err(Refusal::NoSources(_))));
             for off in [json!(null), json!(""), json!(r#"{"publisher": "null"}"#)] {

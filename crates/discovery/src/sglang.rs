@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn adapters_are_told_in_the_dynamo_format_alone() {
+    fn adapters_are_reported_in_the_dynamo_format_alone() {
         let untold = |arguments: Value| {
             let mut answer = json!({"kv_events": {"publisher": "zmq", "endpoint_port_base": 5557}});
             answer.as_object_mut().unwrap().extend(arguments.as_object().unwrap().clone());
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn engines_without_events_are_told_from_answers_that_make_no_sense() {
+    fn engines_without_events_are_distinguished_from_answers_that_make_no_sense() {
         assert_eq!(parse(&json!({"kv_events": null})), Err(Refusal::Disabled));
         assert_eq!(parse(&json!({"kv_events": {"publisher": "null"}})), Err(Refusal::Disabled));
         let good =

@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn engines_without_events_are_told_from_answers_that_make_no_sense() {
+    fn engines_without_events_are_distinguished_from_answers_that_make_no_sense() {
         assert!(matches!(parse(&json!({})), Err(Refusal::NoSources(_))));
         assert!(matches!(parse(&json!([])), Err(Refusal::NoSources(_))));
         for off in [

@@ -48,7 +48,7 @@ impl Peer {
     /// As part of a sentence: "… answers".
     pub fn words(&self) -> String {
         match self {
-            Self::Refused => "nobody listens there (connection refused)".to_owned(),
+            Self::Refused => "connection refused: nothing listens there".to_owned(),
             Self::Unreachable(why) => format!("no connection ({why})"),
             Self::Zmtp { socket } => format!("a ZeroMQ socket of type {socket} answers"),
             Self::Secured(mechanism) => {
@@ -56,7 +56,7 @@ impl Peer {
             }
             Self::Http => "an HTTP server answers".to_owned(),
             Self::Other => "something answers that does not speak ZeroMQ".to_owned(),
-            Self::Mute => "the connection is taken, and nothing is said".to_owned(),
+            Self::Mute => "the connection is accepted, but nothing is sent".to_owned(),
             Self::NoDescriptors => "the doctor may not open another connection".to_owned(),
         }
     }

@@ -120,20 +120,20 @@ async fn follow(
     // Their tasks end with this.
     let mut followers = JoinSet::new();
     let mut followed: Vec<Arc<Stream>> = Vec::new();
-    let mut told = (false, None);
+    let mut last = (false, None);
     loop {
         let now = {
             let status = link.borrow_and_update();
             (status.connected, status.trouble)
         };
         let change = match now {
-            _ if now == told => None,
+            _ if now == last => None,
             (true, _) => Some(Change::Connected),
             (false, trouble) => {
                 Some(Change::Disconnected { trouble: trouble.unwrap_or(LinkTrouble::Unreached) })
             }
         };
-        told = now;
+        last = now;
         if let Some(change) = change
             && tell.send(change).await.is_err()
         {
@@ -169,19 +169,19 @@ async fn follow_stream(stream: Arc<Stream>, tell: mpsc::Sender<Change>) {
     let engine: Arc<str> = name_there(stream.id().engine.as_str()).into();
     let rank = stream.id().rank;
     // Gives what the reader now believes of where the stream stands.
-    let told = async |happened: Happened| {
+    let last = async |happened: Happened| {
         let (trust, continuity) = stream.worth();
         let (engine, trust) = (engine.clone(), trust.level());
         let change = Change::Stream { engine, rank, continuity, trust, happened };
         tell.send(change).await.ok().map(|()| continuity)
     };
     let mut at = stream.cursor();
-    let mut believed = told(whole(at)).await;
+    let mut believed = last(whole(at)).await;
     while let Some(continuity) = believed {
         let news = tokio::select! {
             biased;
             () = stream.removed().cancelled() => {
-                told(Happened::Gone).await;
+                last(Happened::Gone).await;
                 return;
             }
             news = stream.news_after(at, continuity, AHEAD) => news,
@@ -190,13 +190,13 @@ async fn follow_stream(stream: Arc<Stream>, tell: mpsc::Sender<Change>) {
             Ok(News::Entries(entries)) => {
                 for entry in entries {
                     at = Cursor { epoch: entry.epoch, sequence: entry.sequence };
-                    believed = told(Happened::Batch(entry)).await;
+                    believed = last(Happened::Batch(entry)).await;
                 }
             }
-            Ok(News::Continuity(_)) => believed = told(Happened::Continuity).await,
+            Ok(News::Continuity(_)) => believed = last(Happened::Continuity).await,
             Err(loss) => {
                 at = stream.cursor();
-                believed = told(if loss == Loss::Expired { Happened::Lagged(at) } else { whole(at) }).await;
+                believed = last(if loss == Loss::Expired { Happened::Lagged(at) } else { whole(at) }).await;
             }
         }
     }

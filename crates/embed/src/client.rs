@@ -177,7 +177,7 @@ impl Client {
         Ok(streams.collect())
     }
 
-    /// Whether all that the plane had when it was asked is here, what follows is being told, and every stream
+    /// Whether all that the plane had when it was asked is here, what follows is being sent, and every stream
     /// that is live there is live here.
     pub fn is_ready(&self) -> Result<bool, PublicError> {
         Ok(self.open()?.is_ready())

@@ -29,7 +29,7 @@ impl Index {
     pub fn new(credit: Vec<Trust>) -> Result<Self, PublicError> {
         let catalog = Catalog::new(kvplane_ingest::PlaneOptions::default().index);
         let failed = |error: std::io::Error| {
-            PublicError::new(ErrorCode::Internal, format!("the index cannot run: {error}"))
+            PublicError::new(ErrorCode::Internal, format!("cannot start the index: {error}"))
         };
         let reclaim = catalog.reclaim();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().map_err(failed)?;

@@ -62,7 +62,7 @@ fn a_recorder_that_was_closed_says_nothing() {
 }
 
 #[test]
-fn a_moment_is_told_by_what_it_was_worth() {
+fn a_moment_is_reported_by_what_it_was_worth() {
     let settings = Settings { on_gap: OnGap::Keep, ..Settings::new("e") };
     let recorder = Recorder::new(&settings).unwrap();
     let before = recorder.snapshot().unwrap();

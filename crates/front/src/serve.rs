@@ -114,8 +114,7 @@ async fn answer(
     if let Some(full) = refused {
         front.counters.refuse(full);
         let whose = if full == Full::Peer { "from this address" } else { "in total" };
-        let response =
-            Status::resource_exhausted(format!("too many calls are under way {whose}")).into_http();
+        let response = Status::resource_exhausted(format!("too many calls in progress {whose}")).into_http();
         return Ok(response.map(|body| Reply::own(body, in_flight)));
     }
     if !is_call(request.uri()) {

@@ -41,6 +41,23 @@ const INFERENCE: [&str; 9] = [
 /// Below `/v1/`, and changes engines.
 const CHANGES: [&str; 2] = ["/v1/load_lora_adapter", "/v1/unload_lora_adapter"];
 
+/// Names of models, below this, may have an encoded slash.
+const MODEL: &str = "/v1/models/";
+
+/// Whether every reader takes the path for the same one. Engines decode `/v1/load%5flora_adapter`, and what
+/// stands between may resolve `/./` and `//`: such a path leads where nobody said.
+fn is_plain(path: &str) -> bool {
+    let decoded;
+    let path = if path.starts_with(MODEL) {
+        decoded = path.replace("%2F", "/").replace("%2f", "/");
+        &decoded
+    } else {
+        path
+    };
+    let mut parts = path.split('/').skip(1);
+    !path.contains(['%', '\\', ';']) && parts.all(|part| !matches!(part, "" | "." | ".."))
+}
+
 impl Api {
     pub(crate) const ALL: [Self; 11] = [
         Self::Chat,
@@ -69,7 +86,7 @@ impl Api {
             "/v1/models" if method == Method::GET => Self::Models,
             "/health" | "/healthz" | "/ping" if method == Method::GET => Self::Health,
             path if CHANGES.contains(&path) => Self::Engine,
-            path if path.starts_with("/v1/") && !path.contains("/../") => Self::Inference,
+            path if path.starts_with("/v1/") && is_plain(path) => Self::Inference,
             path if INFERENCE.contains(&path) => Self::Inference,
             _ => Self::Engine,
         }
@@ -140,7 +157,11 @@ mod tests {
         let of = |path| Api::of(&Method::POST, path);
         assert_eq!(of("/v1/chat/completions"), Api::Chat);
         assert_eq!(of("/v1/completions/"), Api::Completions);
-        assert_eq!((of("/v1/audio/speech"), of("/score")), (Api::Inference, Api::Inference));
+        for inference in
+            ["/v1/audio/speech", "/score", "/v1/models/a/b", "/v1/models/a%2Fb", "/v1/responses/r-1"]
+        {
+            assert_eq!(of(inference), Api::Inference, "{inference}");
+        }
         for admin in [
             "/reset_prefix_cache",
             "/v1/load_lora_adapter",
@@ -149,6 +170,17 @@ mod tests {
             "/v1",
             "/V1/models",
             "/v1/../sleep",
+            "/v1/load%5flora_adapter",
+            "/v1/%6Coad_lora_adapter",
+            "/v1/%2e%2e/sleep",
+            "/v1/..",
+            "/v1/./load_lora_adapter",
+            "/v1//load_lora_adapter",
+            "/v1\\load_lora_adapter",
+            "/v1/x;/../load_lora_adapter",
+            "/v1/chat%2fcompletions",
+            "/v1/models/..%2fload_lora_adapter",
+            "/v1/models/%2e%2e/load_lora_adapter",
             "/v2",
             "/server_info",
             "/metrics",

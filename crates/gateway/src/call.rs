@@ -12,6 +12,11 @@ use crate::scan::{Scanned, scan};
 /// Longest name of a model, and longest salt.
 const MAX_NAME: usize = 1_024;
 
+/// How many tokens may be generated, by every name that it has.
+const LENGTHS: [&str; 3] = ["max_completion_tokens", "max_tokens", "max_output_tokens"];
+/// Where `SGLang`'s engines meet.
+const BOOTSTRAP: [&str; 3] = ["bootstrap_host", "bootstrap_port", "bootstrap_room"];
+
 /// What is known of a request.
 #[derive(Debug, Default)]
 pub(crate) struct Call {
@@ -22,6 +27,8 @@ pub(crate) struct Call {
     /// Tokens that may be generated.
     pub(crate) output: u64,
     pub(crate) cache_salt: Option<String>,
+    /// More than one answer is asked for.
+    pub(crate) several: bool,
     /// Where bytes can be changed; absent where the body is no object.
     pub(crate) places: Option<Places>,
 }
@@ -33,14 +40,21 @@ pub(crate) struct Places {
     pub(crate) inside: usize,
     pub(crate) cache_salt: Option<Range<usize>>,
     pub(crate) prompt: Option<Range<usize>>,
-    pub(crate) transfer: bool,
+    /// `kv_transfer_params`: what engines tell one another about blocks.
+    pub(crate) transfer: Option<Range<usize>>,
+    /// The same by `SGLang`'s names.
+    pub(crate) bootstrap: bool,
+    pub(crate) stream: Option<Range<usize>>,
+    pub(crate) stream_options: Option<Range<usize>>,
+    /// How many tokens may be generated, and have to be, under every name.
+    pub(crate) lengths: Vec<Range<usize>>,
     pub(crate) usage: UsageAsked,
 }
 
-/// Whether the client wants to be told the usage of a streamed answer.
+/// Whether the client asked for the usage of a streamed answer.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) enum UsageAsked {
-    /// It is told anyway: the answer is not streamed, or the API always says it.
+    /// Included anyway: the answer is not streamed, or the API always has it.
     #[default]
     Anyway,
     Yes,
@@ -70,7 +84,7 @@ pub(crate) fn read(api: Api, body: &Bytes) -> Result<Call, Refusal> {
     }
     let stream = parse::<bool>(&scanned, "stream", "is not true or false")?.unwrap_or(false);
     let mut output = None;
-    for name in ["max_completion_tokens", "max_tokens", "max_output_tokens"] {
+    for name in LENGTHS {
         // What is wrong with it, the engine says.
         output = output.or_else(|| scanned.get(name).and_then(|value| value.parse::<u64>().ok()));
     }
@@ -79,11 +93,16 @@ pub(crate) fn read(api: Api, body: &Bytes) -> Result<Call, Refusal> {
         inside: scanned.inside(),
         cache_salt: scanned.span("cache_salt"),
         prompt: scanned.span("prompt"),
-        transfer: scanned.get("kv_transfer_params").is_some(),
+        transfer: scanned.span("kv_transfer_params"),
+        bootstrap: BOOTSTRAP.iter().any(|name| scanned.get(name).is_some()),
+        stream: scanned.span("stream"),
+        stream_options: scanned.span("stream_options"),
+        lengths: LENGTHS.iter().chain(&["min_tokens"]).filter_map(|name| scanned.span(name)).collect(),
         usage,
     };
     let cache_salt = text(&scanned, "cache_salt")?.filter(|salt| !salt.is_empty());
-    Ok(Call { model, stream, output: output.unwrap_or(0), cache_salt, places: Some(places) })
+    let several = scanned.get("n").is_some_and(|n| !matches!(n, "1" | "null"));
+    Ok(Call { model, stream, output: output.unwrap_or(0), cache_salt, several, places: Some(places) })
 }
 
 fn is_object(body: &[u8]) -> bool {

@@ -28,7 +28,12 @@ pub struct Upstream {
     pub authorization: Option<HeaderValue>,
     /// The engine's software: `vllm`, `sglang` or `other`.
     pub kind: &'static str,
+    /// Where `SGLang`'s engines that decode meet this one, if it prefills.
+    pub bootstrap_port: u16,
 }
+
+/// Where `SGLang` listens for engines that decode, unless it is told otherwise.
+pub const BOOTSTRAP_PORT: u16 = 8998;
 
 impl fmt::Debug for Upstream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -258,7 +263,8 @@ mod tests {
         let address = SocketAddr::from(([127, 0, 0, 1], port));
         let endpoint = Endpoint { engine: Some(format!("e{port}")), ..Endpoint::at(address) };
         let host = HeaderValue::from_static("h");
-        Upstream { endpoint, model: model.to_owned(), host, authorization: None, kind: "vllm" }
+        let (model, authorization) = (model.to_owned(), None);
+        Upstream { endpoint, model, host, authorization, kind: "vllm", bootstrap_port: BOOTSTRAP_PORT }
     }
 
     fn card(id: &str, parent: Option<&str>) -> Card {

@@ -9,9 +9,10 @@ use axum::body::Body;
 use axum::extract::{ConnectInfo, Request, State as Extracted};
 use axum::{Router, response::Response};
 use http::HeaderValue;
+use kvplane_access::bounds::all_but_an_eighth;
 use kvplane_access::{Gate, Peer};
 use kvplane_inference::{Plane, Pool};
-use kvplane_transport::edge::Pulse;
+use kvplane_transport::edge::{Pulse, Shares};
 use parking_lot::{Mutex, RwLock};
 use tokio_util::sync::CancellationToken;
 
@@ -22,6 +23,7 @@ use crate::options::Options;
 use crate::retry::Budget;
 use crate::stats::Stats;
 use crate::tokenize::Tokenizers;
+use crate::trace::{Exporter, Tracer, tracing};
 use crate::{probe, serve};
 
 /// What requests share.
@@ -33,8 +35,14 @@ pub(crate) struct Shared {
     pub(crate) tokenizers: Tokenizers,
     pub(crate) budget: Mutex<Budget>,
     pub(crate) turn: AtomicUsize,
+    /// Requests under way.
+    pub(crate) places: Arc<Shares>,
+    /// Bytes of bodies that are held.
+    pub(crate) bodies: Arc<Shares>,
     /// By caller's name; of those that have limits.
     pub(crate) meters: std::collections::HashMap<String, Arc<Mutex<Meter>>>,
+    pub(crate) tracer: Option<Arc<Tracer>>,
+    exporter: Mutex<Option<Exporter>>,
     /// Cancelled when the gateway is about to stop.
     pub(crate) stop: CancellationToken,
     fleet: RwLock<Arc<Fleet>>,
@@ -64,7 +72,18 @@ impl Shared {
         format!("{:016x}-{:x}", self.salt, self.ids.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// The longest name of a caller's limits.
+    /// A number that two engines meet under: of 63 bits, and no other request's.
+    pub(crate) fn room(&self) -> u64 {
+        // SplitMix64: neighbours are far apart.
+        let mut number = self
+            .salt
+            .wrapping_add(self.ids.fetch_add(1, Ordering::Relaxed).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        number = (number ^ (number >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (number ^ (number >> 31)) >> 1
+    }
+
+    /// What counts a caller's requests and tokens, where it has limits.
     pub(crate) fn meter(&self, caller: &str) -> Option<&Arc<Mutex<Meter>>> {
         self.meters.get(caller)
     }
@@ -99,14 +118,20 @@ impl Gateway {
     /// A gateway over a plane, with no endpoint.
     pub fn new(plane: Arc<dyn Plane>, gate: Gate, options: Options, stop: CancellationToken) -> Self {
         let meters = options.callers.keys().map(|name| (name.clone(), Arc::default())).collect();
+        let stats = Arc::default();
+        let (tracer, exporter) = options.traces.as_ref().map(|traces| tracing(traces, &stats)).unzip();
         let shared = Shared {
             plane,
             gate,
-            stats: Arc::default(),
+            stats,
+            tracer,
+            exporter: Mutex::new(exporter),
             tokenizers: Tokenizers::default(),
             budget: Mutex::new(Budget::new(options.retry_budget)),
             turn: AtomicUsize::new(0),
             meters,
+            places: Shares::new(options.max_requests, all_but_an_eighth(options.max_requests)),
+            bodies: Shares::new(options.max_bodies, all_but_an_eighth(options.max_bodies)),
             stop,
             fleet: RwLock::default(),
             origin: kvplane_runtime::now(),
@@ -128,9 +153,22 @@ impl Gateway {
         probe::run(&self.shared).await;
     }
 
+    /// Exports traces, where they go somewhere.
+    pub async fn export(&self) {
+        let exporter = self.shared.exporter.lock().take();
+        if let Some(exporter) = exporter {
+            exporter.run().await;
+        }
+    }
+
     /// What was counted.
     pub fn stats(&self) -> &Arc<Stats> {
         &self.shared.stats
+    }
+
+    /// Bytes of bodies that are held.
+    pub fn held_bytes(&self) -> u64 {
+        self.shared.bodies.taken() as u64
     }
 
     /// The endpoints, as far as the decision knows them.

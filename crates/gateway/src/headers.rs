@@ -12,6 +12,7 @@ use crate::refusal::Refusal;
 pub(crate) const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 pub(crate) const RECEIPT: HeaderName = HeaderName::from_static("x-kvplane-receipt");
+pub(crate) const PREFILL_RECEIPT: HeaderName = HeaderName::from_static("x-kvplane-prefill-receipt");
 pub(crate) const RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
 pub(crate) const SESSION: HeaderName = HeaderName::from_static("x-session-id");
 
@@ -67,6 +68,37 @@ pub(crate) fn check(method: &Method, headers: &HeaderMap) -> Result<(), Refusal>
     if encodings.into_iter().any(|coding| !coding.as_bytes().eq_ignore_ascii_case(b"identity")) {
         let message = "content-encoding is not supported: send the body as it is";
         return Err(Refusal::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_encoding", message));
+    }
+    Ok(())
+}
+
+/// Refuses paths that two servers would take for different ones: what decides about a caller's role is what
+/// the engine serves.
+pub(crate) fn check_path(path: &str) -> Result<(), Refusal> {
+    let wrong = || {
+        Refusal::invalid("the path can be read in two ways: send it without escapes, \"..\" and empty parts")
+    };
+    let Some(rest) = path.strip_prefix('/') else { return Err(wrong()) };
+    let rest = rest.strip_suffix('/').unwrap_or(rest);
+    if rest.split('/').any(|part| matches!(part, "" | "." | "..")) && !rest.is_empty() {
+        return Err(wrong());
+    }
+    let mut bytes = rest.bytes();
+    while let Some(byte) = bytes.next() {
+        if matches!(byte, b'\\' | b';') {
+            return Err(wrong());
+        }
+        if byte == b'%' {
+            let digit = |byte: Option<u8>| char::from(byte?).to_digit(16);
+            let (Some(high), Some(low)) = (digit(bytes.next()), digit(bytes.next())) else {
+                return Err(wrong());
+            };
+            let escaped = (high * 16 + low) as u8;
+            // What needs no escape, parts paths, or begins another escape.
+            if escaped.is_ascii_alphanumeric() || escaped < 0x20 || b"-._~/\\%;".contains(&escaped) {
+                return Err(wrong());
+            }
+        }
     }
     Ok(())
 }
@@ -149,6 +181,37 @@ mod tests {
         }
         assert!(check(&Method::CONNECT, &HeaderMap::new()).is_err());
         assert!(check(&Method::POST, &headers(&[("content-encoding", "Identity"), ("host", "a")])).is_ok());
+    }
+
+    #[test]
+    fn paths_that_can_be_read_in_two_ways_are_refused() {
+        for path in [
+            "/v1/load%5Flora_adapter",
+            "/v1/%6coad_lora_adapter",
+            "/v1/../sleep",
+            "/v1/%2e%2e/sleep",
+            "/v1/..",
+            "/v1/./x",
+            "/v1//x",
+            "//v1/x",
+            "/v1%2fx",
+            "/v1/x%5cy",
+            "/v1/x\\y",
+            "/v1/x;y",
+            "/v1/x%3by",
+            "/v1/%252e",
+            "/v1/%",
+            "/v1/%0a",
+            "",
+            "*",
+        ] {
+            assert!(check_path(path).is_err(), "{path}");
+        }
+        for path in
+            ["/", "/v1/chat/completions", "/v1/models/", "/v1/responses/resp_1", "/v1/x%20y", "/v1/%C3%A4"]
+        {
+            assert!(check_path(path).is_ok(), "{path}");
+        }
     }
 
     #[test]

@@ -15,9 +15,10 @@
 //! | `fleet`, `probe`, `upstream` | endpoints, how they are, connections to them |
 //! | `serve`, `turn`, `relay` | one request, its attempts, its answer |
 //! | `ticket` | what ends with a request, by being dropped |
+//! | `trace` | spans of requests, for a collector |
 //!
-//! What a decision is made of is behind [`Plane`](kvplane_inference::Plane), as for the endpoint picker. No text, token or key
-//! is logged, counted or kept.
+//! What a decision is made of is behind [`Plane`](kvplane_inference::Plane), as for the endpoint picker. No
+//! text, token or key is logged, counted or kept.
 
 mod api;
 mod call;
@@ -37,12 +38,14 @@ mod splice;
 mod stats;
 mod ticket;
 mod tokenize;
+mod trace;
 mod turn;
 mod upstream;
 
-pub use fleet::Upstream;
+pub use fleet::{BOOTSTRAP_PORT, Upstream};
 pub use gateway::{EndpointRow, Gateway};
 pub use health::HealthOptions;
 pub use limits::Limits;
 pub use options::{Forward, Options};
 pub use stats::{Stats, TimesRead};
+pub use trace::TraceOptions;

@@ -111,7 +111,7 @@ impl Meter {
         Ok(())
     }
 
-    /// A request is over; it took so many tokens.
+    /// A request has ended, and used this many tokens.
     pub(crate) fn leave(&mut self, tokens: u64) {
         self.in_flight = self.in_flight.saturating_sub(1);
         if let Some(bucket) = &mut self.tokens {
@@ -179,7 +179,7 @@ mod tests {
                 now += Duration::from_millis(later);
                 for _ in 0..asked {
                     if let Err(over) = meter.enter(&limits, now) {
-                        // What it is told to wait is enough, and not a second too long.
+                        // The wait it is given is long enough, and not a second too long.
                         let Over::Requests(wait) = over else { panic!() };
                         prop_assert!(meter.clone().enter(&limits, now + wait + Duration::from_millis(1)).is_ok());
                     } else {

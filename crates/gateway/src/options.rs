@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::health::HealthOptions;
 use crate::limits::Limits;
+use crate::trace::TraceOptions;
 
 /// Whether engines are sent token ids in the place of text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -47,6 +48,8 @@ pub struct Options {
     pub attempts: u32,
     /// Retries, as a share of the requests.
     pub retry_budget: f64,
+    /// Uncached tokens from which on a prompt is prefilled elsewhere, where its engine only decodes; 0: never.
+    pub prefill_from: u64,
     /// When endpoints are left alone.
     pub health: HealthOptions,
     /// How often endpoints are probed.
@@ -55,6 +58,8 @@ pub struct Options {
     pub callers: HashMap<String, Limits>,
     /// A line for each request.
     pub access_log: bool,
+    /// Where traces go; absent: nowhere.
+    pub traces: Option<TraceOptions>,
 }
 
 impl Default for Options {
@@ -73,10 +78,12 @@ impl Default for Options {
             idle_timeout: Duration::from_mins(5),
             attempts: 3,
             retry_budget: 0.2,
+            prefill_from: 16,
             health: HealthOptions::default(),
             probe_every: Duration::from_secs(5),
             callers: HashMap::new(),
             access_log: false,
+            traces: None,
         }
     }
 }
@@ -87,7 +94,7 @@ impl Options {
         self.callers.values().any(|limits| limits.tenant.is_some())
     }
 
-    /// How long a prompt of so many bytes may take.
+    /// How long a prompt of a given number of bytes may take.
     pub(crate) fn tokenize_within(&self, bytes: usize) -> Duration {
         const PER_MILLISECOND: usize = 4 << 10;
         self.tokenize_timeout + Duration::from_millis((bytes / PER_MILLISECOND) as u64)

@@ -22,7 +22,7 @@ const WITHIN: Duration = Duration::from_secs(2);
 const MAX_PAGE: usize = 1 << 20;
 /// Models and adapters that one engine may have.
 const MAX_CARDS: usize = 4_096;
-/// What is served is asked for with every so many probes: adapters come and go slowly.
+/// Every how many probes the served models are listed: adapters come and go slowly.
 const LOOK_EVERY: u32 = 4;
 
 /// Probes until the gateway stops.

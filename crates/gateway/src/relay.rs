@@ -1,4 +1,5 @@
-//! An engine's answer on its way to the client: frame by frame, without a copy, and never faster than the client takes it.
+//! An engine's answer on its way to the client: frame by frame, without a copy, and never faster than the
+//! client takes it.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -16,6 +17,7 @@ use crate::fleet::{State, TakesIds};
 use crate::refusal::{Dialect, Refusal};
 use crate::stats::{Ended, Stats};
 use crate::ticket::{Booking, Ticket};
+use crate::turn::Pair;
 use crate::upstream::Conn;
 
 /// Why an answer was cut: the client's connection is closed with it.
@@ -34,13 +36,15 @@ pub(crate) struct Parts {
     pub(crate) scanner: Option<Scanner>,
     /// Removes the event with the usage, where the client did not ask for it.
     pub(crate) withhold: Option<Withhold>,
-    /// Its events, where it has some: in whose shape an error is told.
+    /// Its events, where it has some: an error takes their shape.
     pub(crate) events: Option<Dialect>,
     /// The status is one of success.
     pub(crate) success: bool,
     pub(crate) idle: Duration,
-    /// Ids were sent in the place of text: so many.
+    /// Number of token ids that were sent in the place of text.
     pub(crate) sent_ids: Option<usize>,
+    /// The same request at the engine that prefills. It ends with this one.
+    pub(crate) pair: Option<Pair>,
     /// Keeps the client's connection from counting as idle.
     pub(crate) _busy: Option<kvplane_transport::edge::InFlight>,
 }
@@ -48,6 +52,8 @@ pub(crate) struct Parts {
 /// The answer's body.
 pub(crate) struct Relay {
     body: Incoming,
+    /// Its first piece, where it was waited for.
+    first: Option<Bytes>,
     /// Absent once the answer is over.
     open: Option<Box<Open>>,
     cut: Cut,
@@ -71,9 +77,9 @@ struct Open {
 }
 
 impl Relay {
-    pub(crate) fn new(body: Incoming, parts: Parts) -> Self {
+    pub(crate) fn new(body: Incoming, first: Option<Bytes>, parts: Parts) -> Self {
         let open = Open { parts, first: None, last: Instant::now(), timer: None };
-        Self { body, open: Some(Box::new(open)), cut: Cut::No }
+        Self { body, first, open: Some(Box::new(open)), cut: Cut::No }
     }
 
     /// The engine went before the end of its answer.
@@ -87,7 +93,7 @@ impl Relay {
         let refusal = Refusal::new(
             http::StatusCode::BAD_GATEWAY,
             "engine_lost",
-            "the engine went before the end of its answer: send the request again",
+            "the engine disconnected before the end of its answer: retry the request",
         );
         let name = if dialect == Dialect::Anthropic { "event: error\n" } else { "" };
         let event = format!("\n\n{name}data: {}\n\n", refusal.body(dialect));
@@ -106,9 +112,7 @@ impl Open {
             if self.parts.success && self.parts.events.is_some() {
                 self.parts.stats.took(Some(after), None);
             }
-            if let Some(line) = &mut self.parts.ticket.line {
-                line.first_ms = Some(after.as_millis() as u64);
-            }
+            self.parts.ticket.first_byte(self.last.into_std());
         }
         if let Some(scanner) = &mut self.parts.scanner {
             scanner.feed(&piece);
@@ -141,7 +145,11 @@ impl Open {
     /// The answer is complete.
     fn finish(self, context: &mut Context<'_>) {
         let usage = self.usage();
-        let Parts { conn, state, stats, booking, mut ticket, success, sent_ids, events, .. } = self.parts;
+        let Parts { conn, state, stats, booking, mut ticket, success, sent_ids, events, pair, .. } =
+            self.parts;
+        if let Some(pair) = pair {
+            pair.finish();
+        }
         if let (Some(first), Some(tokens), true) = (self.first, usage.output, events.is_some()) {
             stats.took(None, Some((first.elapsed(), tokens)));
         }
@@ -150,7 +158,7 @@ impl Open {
         {
             state.set_takes_ids(TakesIds::No);
             stats.withdrawn_ids.fetch_add(1, Ordering::Relaxed);
-            tracing::warn!(sent, seen, "an engine ignores token ids: it is sent text from now on");
+            tracing::warn!(sent, seen, "engine ignores token ids; sending text from now on");
         }
         state.connections.put(conn, context);
         ticket.ended(Ended::Finished, usage);
@@ -188,7 +196,11 @@ impl Body for Relay {
         loop {
             let Some(open) = &mut this.open else { return Poll::Ready(None) };
             open.parts.conn.drive(context);
-            let frame = match Pin::new(&mut this.body).poll_frame(context) {
+            let next = match this.first.take() {
+                Some(first) => Poll::Ready(Some(Ok(Frame::data(first)))),
+                None => Pin::new(&mut this.body).poll_frame(context),
+            };
+            let frame = match next {
                 Poll::Ready(frame) => frame,
                 Poll::Pending if open.is_silent(context) => return this.broken(Ended::Silent),
                 Poll::Pending => return Poll::Pending,
@@ -229,7 +241,7 @@ impl Body for Relay {
 
     fn size_hint(&self) -> SizeHint {
         match &self.open {
-            Some(open) if open.parts.withhold.is_none() => self.body.size_hint(),
+            Some(open) if open.parts.withhold.is_none() && self.first.is_none() => self.body.size_hint(),
             _ => SizeHint::default(),
         }
     }

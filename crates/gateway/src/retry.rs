@@ -1,14 +1,15 @@
 //! What is done when an endpoint did not answer: no IO.
 //!
-//! Only before the first byte of an answer was passed on, each time somewhere else, and not without bound: when everything
-//! fails, retries would only multiply the load.
+//! Only before the first byte of an answer was passed on, each time somewhere else, and not without bound:
+//! when everything fails, retries would only multiply the load.
 
 /// What came of one attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Failure {
     /// No connection.
     Connect,
-    /// A connection that had served before ended without a byte of an answer: the engine may have closed it while it was idle.
+    /// A connection that had served before ended without a byte of an answer: the engine may have closed it
+    /// while it was idle.
     Stale,
     /// The connection ended, or what came was no HTTP, before there was an answer.
     Died,
@@ -52,7 +53,7 @@ pub(crate) enum Step {
     SameAgain,
     /// Another endpoint.
     Elsewhere,
-    /// The client is told.
+    /// Report the error to the client.
     GiveUp,
 }
 
@@ -61,22 +62,22 @@ pub(crate) enum Step {
 pub(crate) struct Budget {
     share: f64,
     left: f64,
-    most: f64,
 }
 
-/// Retries that may be made at once after a quiet time, and at the start.
+/// Retries that may be made at once after a quiet time, and at the start. With many requests under way it is
+/// their share: all that an engine had are sent elsewhere at once when it goes.
 const AT_ONCE: f64 = 10.0;
 
 impl Budget {
     /// Retries for a share of the requests.
     pub(crate) fn new(share: f64) -> Self {
-        let most = if share > 0.0 { AT_ONCE } else { 0.0 };
-        Self { share, left: most, most }
+        Self { share, left: if share > 0.0 { AT_ONCE } else { 0.0 } }
     }
 
-    /// A request came.
-    pub(crate) fn request(&mut self) {
-        self.left = (self.left + self.share).min(self.most.max(self.share));
+    /// A request came; so many are under way.
+    pub(crate) fn request(&mut self, under_way: usize) {
+        let most = if self.share > 0.0 { AT_ONCE.max(self.share * under_way as f64) } else { 0.0 };
+        self.left = (self.left + self.share).min(most);
     }
 
     fn take(&mut self) -> bool {
@@ -144,14 +145,25 @@ mod tests {
         assert_eq!(attempts.made(), 3);
     }
 
+    #[test]
+    fn what_an_engine_had_goes_elsewhere_at_once() {
+        let mut budget = Budget::new(0.2);
+        (0..1_000).for_each(|under_way| budget.request(under_way));
+        assert_eq!((0..1_000).filter(|_| budget.take()).count(), 199);
+        // What piled up is let go of when few are under way.
+        (0..1_000).for_each(|under_way| budget.request(under_way));
+        budget.request(1);
+        assert_eq!((0..1_000).filter(|_| budget.take()).count(), 10);
+    }
+
     proptest! {
         /// Of any number of requests that all fail, no more are retried than the share and what may be made at once.
         #[test]
         fn retries_stay_within_their_share(requests in 1usize..500, share in 0.0f64..1.0, most in 1u32..5) {
             let mut budget = Budget::new(share);
             let mut retries = 0u32;
-            for _ in 0..requests {
-                budget.request();
+            for under_way in 0..requests {
+                budget.request(under_way);
                 let mut attempts = Attempts::new(most);
                 while attempts.failed(Failure::Died, true, &mut budget) == Step::Elsewhere {
                     retries += 1;

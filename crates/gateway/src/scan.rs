@@ -1,7 +1,8 @@
 //! One pass over a body of JSON: whether it is valid, and where the values of its outermost object are.
 //!
-//! Nothing is built and no text is copied. A key that comes twice in one object is refused at any depth: readers of JSON
-//! disagree about which of the two counts, and what routed a request would not be what the engine computes.
+//! Nothing is built and no text is copied. A key that comes twice in one object is refused at any depth:
+//! readers of JSON disagree about which of the two counts, and what routed a request would not be what the
+//! engine computes.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -54,7 +55,7 @@ pub(crate) fn scan(body: &[u8]) -> Result<Scanned<'_>, Fault> {
     scanner.document()?;
     scanner.space();
     if scanner.at < body.len() {
-        return Err(scanner.fault("the body goes on behind its JSON object"));
+        return Err(scanner.fault("unexpected data after the JSON object"));
     }
     Ok(Scanned { text, fields: scanner.fields, inside })
 }

@@ -1,7 +1,6 @@
 //! One request: checked, read, decided, sent, and passed back.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use axum::body::Body;
 use bytes::{Bytes, BytesMut};
@@ -11,7 +10,7 @@ use http::request::Parts;
 use http::{Request, Response, StatusCode};
 use kvplane_access::{Caller, Needs, Peer};
 use kvplane_core::ErrorCode;
-use kvplane_transport::edge::InFlight;
+use kvplane_transport::edge::{Full, InFlight, Share};
 use serde_json::json;
 use tokio::time::timeout;
 
@@ -21,7 +20,9 @@ use crate::gateway::Shared;
 use crate::headers::{self, API_KEY, REQUEST_ID};
 use crate::limits::Limits;
 use crate::refusal::Refusal;
+use crate::stats::Bound;
 use crate::ticket::{Line, Ticket};
+use crate::trace::TRACEPARENT;
 use crate::turn::Turn;
 
 /// Answers a request.
@@ -41,14 +42,23 @@ pub(crate) async fn serve(
         ticket.line = Some(Box::new(Line { id, api: api.as_str(), ..Line::default() }));
     }
     head.headers.insert(REQUEST_ID, id.clone());
+    if let Some(tracer) = shared.tracer.as_ref().filter(|_| api != Api::Health) {
+        ticket.spans = tracer.begin(api, &head.headers, begun);
+        if let Some(spans) = &mut ticket.spans {
+            id.to_str().unwrap_or_default().clone_into(&mut spans.request);
+            if let Some(parent) = spans.traceparent() {
+                head.headers.insert(TRACEPARENT, parent);
+            }
+        }
+    }
     let mut ticket = Some(ticket);
     let answered = attempt(shared, &peer, api, head, body, &mut ticket, busy).await;
     let mut response = answered.unwrap_or_else(|refusal| {
         tracing::debug!(status = refusal.status.as_u16(), code = refusal.code, "request refused");
         refusal.response(api.dialect())
     });
-    if let Some(line) = ticket.as_mut().and_then(|ticket| ticket.line.as_mut()) {
-        line.status = response.status().as_u16();
+    if let Some(ticket) = &mut ticket {
+        ticket.answered(response.status().as_u16());
     }
     shared.stats.answered(api, response.status().as_u16());
     response.headers_mut().insert(REQUEST_ID, id);
@@ -67,6 +77,7 @@ async fn attempt(
     if api == Api::Health {
         return Ok(health(shared));
     }
+    headers::check_path(head.uri.path())?;
     headers::check(&head.method, &head.headers)?;
     let caller = admit(shared, api, &head.headers, peer)?;
     let limits = shared.options.callers.get(&*caller.name);
@@ -76,11 +87,20 @@ async fn attempt(
     if api == Api::Models {
         return Ok(models(shared, limits));
     }
-    if shared.stats.in_flight.load(Ordering::Relaxed) > shared.options.max_requests {
-        return Err(Refusal::saturated("the gateway has as many requests as it takes: send it again later"));
+    let place = shared.places.take(peer.key(), 1).map_err(|full| {
+        shared.stats.refused(if full == Full::Peer { Bound::RequestsOfPeer } else { Bound::Requests });
+        Refusal::saturated("the gateway has as many requests as it takes: send it again later")
+    })?;
+    if let Some(ticket) = ticket.as_mut() {
+        ticket.place = Some(place);
     }
-    let (body, _held) = receive(shared, &head.headers, body).await?;
+    let (body, _held) = receive(shared, peer, &head.headers, body).await?;
     let call = call::read(api, &body)?;
+    if limits.is_some_and(|limits| limits.models.is_some()) && call.places.is_none() && !body.is_empty() {
+        let message =
+            "this key may ask for some models only, and the model of this body cannot be read: send JSON";
+        return Err(Refusal::new(StatusCode::FORBIDDEN, "model_forbidden", message));
+    }
     let fleet = shared.fleet();
     let served = if let Some(model) = &call.model {
         if limits.is_some_and(|limits| !limits.allow(model)) {
@@ -89,7 +109,7 @@ async fn attempt(
         fleet.find(model).ok_or_else(Refusal::unknown_model)?
     } else {
         let only = fleet.only().ok_or_else(|| match fleet.members.len() {
-            0 => Refusal::unavailable("no engine is behind the gateway yet"),
+            0 => Refusal::unavailable("the gateway has no engine yet"),
             _ => Refusal::field("model", "is missing, and engines serve several"),
         })?;
         if limits.is_some_and(|limits| !limits.allow(&only.base)) {
@@ -103,13 +123,18 @@ async fn attempt(
             format!("{} has no cache salt, and tenants never share a cache: use another API", api.as_str());
         return Err(Refusal::new(StatusCode::FORBIDDEN, "tenant_without_salt", message));
     }
+    let reported = call.places.as_ref().is_some_and(|places| places.transfer.is_some() || places.bootstrap);
+    if tenant.is_some() && reported {
+        let message = "kv_transfer_params name blocks of any tenant: this key may not send them";
+        return Err(Refusal::new(StatusCode::FORBIDDEN, "tenant_without_salt", message));
+    }
     enter(shared, &caller, limits, &call, body.len(), ticket)?;
-    if let Some(line) = ticket.as_mut().and_then(|ticket| ticket.line.as_mut()) {
-        line.model.clone_from(&served.base);
+    if let Some(ticket) = ticket {
+        ticket.of_model(&served.base);
     }
     let salt = salt(shared.options.has_tenants(), tenant, call.cache_salt.as_deref());
     let served = served.clone();
-    let turn = Turn { shared, fleet, api, head, body, call, served, salt, busy };
+    let turn = Turn { shared, fleet, api, head, body, call, served, salt, busy, first: None };
     // It grows large, and most of the time it waits.
     Box::pin(turn.run(ticket)).await
 }
@@ -158,11 +183,11 @@ fn enter(
     meter.lock().enter(limits, shared.now()).map_err(|over| {
         shared.stats.limited(over.as_str());
         let what = match over.as_str() {
-            "in_flight" => "requests at the same time",
-            "tokens" => "tokens in a minute",
-            _ => "requests in a minute",
+            "in_flight" => "concurrent requests",
+            "tokens" => "tokens per minute",
+            _ => "requests per minute",
         };
-        let message = format!("this key has used up its {what}: send the request again later");
+        let message = format!("this key's limit is reached ({what}): retry later");
         let refusal = Refusal::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_exceeded", message);
         Refusal { retry_after: Some(over.retry_after()), ..refusal }
     })?;
@@ -182,40 +207,26 @@ fn salt(tenants: bool, tenant: Option<&str>, given: Option<&str>) -> Option<Stri
     }
 }
 
-/// Bytes of a body that are held, until this is dropped.
-struct Held<'s>(&'s Shared, usize);
-
-impl Held<'_> {
-    fn grow(&mut self, bytes: usize) -> Result<(), Refusal> {
-        let held = &self.0.stats.held_bytes;
-        let before = held.fetch_add(bytes, Ordering::Relaxed);
-        self.1 += bytes;
-        if before + bytes > self.0.options.max_bodies {
-            return Err(Refusal::saturated(
-                "the gateway holds as many bytes of requests as it may: send it again later",
-            ));
-        }
-        Ok(())
-    }
-}
-
-impl Drop for Held<'_> {
-    fn drop(&mut self) {
-        self.0.stats.held_bytes.fetch_sub(self.1, Ordering::Relaxed);
-    }
-}
-
-/// The whole body, within the bounds of bytes and time.
-async fn receive<'s>(
-    shared: &'s Shared,
+/// The whole body, within the bounds of bytes and time, and what it takes of the bytes that may be held.
+async fn receive(
+    shared: &Shared,
+    peer: &Peer,
     headers: &HeaderMap,
     body: Body,
-) -> Result<(Bytes, Held<'s>), Refusal> {
+) -> Result<(Bytes, Share), Refusal> {
     let most = shared.options.max_body;
-    let mut held = Held(shared, 0);
+    let too_many_bytes = |full: Full| {
+        shared.stats.refused(if full == Full::Peer { Bound::BodyBytesOfPeer } else { Bound::BodyBytes });
+        Refusal::saturated("the gateway holds as many bytes of requests as it may: send it again later")
+    };
+    let too_large = || {
+        shared.stats.refused(Bound::BodySize);
+        Refusal::too_large(most)
+    };
+    let mut held = shared.bodies.take(peer.key(), 0).map_err(too_many_bytes)?;
     let length = headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
     if length.is_some_and(|length| length > most) {
-        return Err(Refusal::too_large(most));
+        return Err(too_large());
     }
     let receiving = async {
         let mut pieces = body.into_data_stream();
@@ -225,9 +236,9 @@ async fn receive<'s>(
             let piece = piece.map_err(|_| Refusal::invalid("the body broke off"))?;
             let so_far = whole.as_ref().map_or(first.len(), BytesMut::len);
             if so_far + piece.len() > most {
-                return Err(Refusal::too_large(most));
+                return Err(too_large());
             }
-            held.grow(piece.len())?;
+            held.grow(piece.len()).map_err(too_many_bytes)?;
             match &mut whole {
                 Some(whole) => whole.extend_from_slice(&piece),
                 // Most bodies come in one piece, which is kept as it is.
@@ -245,6 +256,7 @@ async fn receive<'s>(
         Ok(whole.map_or(first, BytesMut::freeze))
     };
     let body = timeout(shared.options.body_timeout, receiving).await.unwrap_or_else(|_| {
+        shared.stats.refused(Bound::BodyTime);
         Err(Refusal::new(StatusCode::REQUEST_TIMEOUT, "request_timeout", "the body did not arrive in time"))
     })?;
     Ok((body, held))
@@ -264,7 +276,7 @@ fn health(shared: &Shared) -> Response<Body> {
     } else if fleet.members.iter().any(takes) {
         (StatusCode::OK, "ok")
     } else {
-        (StatusCode::SERVICE_UNAVAILABLE, "no engine takes requests")
+        (StatusCode::SERVICE_UNAVAILABLE, "no engine accepts requests")
     };
     answer(status, &json!({"status": word}))
 }

@@ -24,6 +24,14 @@ impl Pieces {
     }
 }
 
+/// Where two engines meet: at the one that prefills, under a number of their own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Meeting {
+    pub(crate) host: String,
+    pub(crate) port: u16,
+    pub(crate) room: u64,
+}
+
 /// Changes that do not overlap.
 #[derive(Debug, Default)]
 pub(crate) struct Splice {
@@ -70,7 +78,7 @@ impl Splice {
     pub(crate) fn ids(&mut self, places: &Places, chat: bool, kind: &str, ids: &[u32]) -> bool {
         let list = list(ids);
         match (chat, kind, &places.prompt) {
-            (true, "vllm", _) if !places.transfer => {
+            (true, "vllm", _) if places.transfer.is_none() => {
                 self.field(places, "kv_transfer_params", &format!("{{\"prompt_token_ids\":{list}}}"));
             }
             (true, "sglang", _) => self.field(places, "input_ids", &list),
@@ -78,6 +86,42 @@ impl Splice {
             _ => return false,
         }
         true
+    }
+
+    /// Nothing is generated but what an engine that prefills has to: one token, in one piece.
+    pub(crate) fn prefill(&mut self, places: &Places) {
+        if let Some(stream) = &places.stream {
+            self.replace(stream.clone(), "false");
+        }
+        if let Some(options) = &places.stream_options {
+            self.replace(options.clone(), "null");
+        }
+        for length in &places.lengths {
+            self.replace(length.clone(), "1");
+        }
+        if places.lengths.is_empty() {
+            self.field(places, "max_tokens", "1");
+        }
+    }
+
+    /// What engines tell one another about blocks: an object, and in front of its fields the ids, where they
+    /// are sent so.
+    pub(crate) fn transfer(&mut self, places: &Places, object: &str, ids: Option<&[u32]>) {
+        let rest = object.trim().strip_prefix('{').unwrap_or("}").trim_start();
+        let value = match ids {
+            Some(ids) if rest == "}" => format!("{{\"prompt_token_ids\":{}}}", list(ids)),
+            Some(ids) => format!("{{\"prompt_token_ids\":{},{rest}", list(ids)),
+            None => format!("{{{rest}"),
+        };
+        self.field(places, "kv_transfer_params", &value);
+    }
+
+    /// Where two of `SGLang`'s engines meet for this request.
+    pub(crate) fn bootstrap(&mut self, places: &Places, meeting: &Meeting) {
+        let host = serde_json::Value::from(&*meeting.host).to_string();
+        self.field(places, "bootstrap_host", &host);
+        self.field(places, "bootstrap_port", &meeting.port.to_string());
+        self.field(places, "bootstrap_room", &meeting.room.to_string());
     }
 
     /// The body with the changes.

@@ -56,6 +56,38 @@ impl Ended {
     ];
 }
 
+/// Where the prompt of a request was computed whose engine only decodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Prefilled {
+    /// On an engine that prefills.
+    Apart,
+    /// On the engine that decodes: nearly all of it was there, or it is an API that knows no other way.
+    InPlace,
+    /// Not on the engine that was to prefill.
+    Failed,
+}
+
+impl Prefilled {
+    const ALL: [(Self, &str); 3] =
+        [(Self::Apart, "apart"), (Self::InPlace, "in_place"), (Self::Failed, "failed")];
+}
+
+/// What came of a request's trace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Exported {
+    /// The collector took it.
+    Sent,
+    /// The collector did not.
+    Failed,
+    /// Too many waited for it.
+    Dropped,
+}
+
+impl Exported {
+    const ALL: [(Self, &str); 3] =
+        [(Self::Sent, "sent"), (Self::Failed, "failed"), (Self::Dropped, "dropped")];
+}
+
 /// Why a request was sent once more.
 pub(crate) const RETRIES: [&str; 6] =
     ["connect", "stale_connection", "connection_lost", "timeout", "status", "not_understood"];
@@ -112,11 +144,13 @@ pub struct Stats {
     ended: [AtomicU64; Ended::ALL.len()],
     retries: [AtomicU64; RETRIES.len()],
     limited: [AtomicU64; 3],
+    prefills: [AtomicU64; Prefilled::ALL.len()],
+    traces: [AtomicU64; Exported::ALL.len()],
+    refused: [AtomicU64; Bound::ALL.len()],
     pub(crate) unretried: AtomicU64,
     pub(crate) forwarded_ids: AtomicU64,
     pub(crate) withdrawn_ids: AtomicU64,
     pub(crate) in_flight: AtomicUsize,
-    pub(crate) held_bytes: AtomicUsize,
     pub(crate) first_token: Times,
     pub(crate) per_token: Times,
     pub(crate) queue: Times,
@@ -131,16 +165,40 @@ impl Default for Stats {
             ended: Default::default(),
             retries: Default::default(),
             limited: Default::default(),
+            prefills: Default::default(),
+            traces: Default::default(),
+            refused: Default::default(),
             unretried: AtomicU64::new(0),
             forwarded_ids: AtomicU64::new(0),
             withdrawn_ids: AtomicU64::new(0),
             in_flight: AtomicUsize::new(0),
-            held_bytes: AtomicUsize::new(0),
             first_token: Times::new(&FIRST_TOKEN),
             per_token: Times::new(&PER_TOKEN),
             queue: Times::new(&QUEUE),
         }
     }
+}
+
+/// Bounds of the gateway itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Bound {
+    Requests,
+    RequestsOfPeer,
+    BodyBytes,
+    BodyBytesOfPeer,
+    BodySize,
+    BodyTime,
+}
+
+impl Bound {
+    const ALL: [(Self, &str); 6] = [
+        (Self::Requests, "too_many_requests"),
+        (Self::RequestsOfPeer, "too_many_requests_of_peer"),
+        (Self::BodyBytes, "body_bytes"),
+        (Self::BodyBytesOfPeer, "body_bytes_of_peer"),
+        (Self::BodySize, "body_too_large"),
+        (Self::BodyTime, "body_timeout"),
+    ];
 }
 
 /// Limits of callers that were reached.
@@ -173,10 +231,22 @@ impl Stats {
         }
     }
 
+    pub(crate) fn exported(&self, what: Exported, count: u64) {
+        self.traces[what as usize].fetch_add(count, Ordering::Relaxed);
+    }
+
+    pub(crate) fn prefilled(&self, how: Prefilled) {
+        one(&self.prefills[how as usize]);
+    }
+
     pub(crate) fn limited(&self, what: &str) {
         if let Some(at) = LIMITED.iter().position(|known| *known == what) {
             one(&self.limited[at]);
         }
+    }
+
+    pub(crate) fn refused(&self, bound: Bound) {
+        one(&self.refused[bound as usize]);
     }
 
     pub(crate) fn took(&self, first: Option<Duration>, rest: Option<(Duration, u64)>) {
@@ -200,7 +270,7 @@ impl Stats {
     }
 
     /// Each other counter with a label.
-    pub fn labelled(&self) -> [Vec<(&'static str, u64)>; 5] {
+    pub fn labelled(&self) -> [Vec<(&'static str, u64)>; 8] {
         fn read<const N: usize>(
             names: impl Iterator<Item = &'static str>,
             counts: &[AtomicU64; N],
@@ -213,18 +283,21 @@ impl Stats {
             read(Ended::ALL.iter().map(|(_, name)| *name), &self.ended),
             read(RETRIES.into_iter(), &self.retries),
             read(LIMITED.into_iter(), &self.limited),
+            read(Prefilled::ALL.iter().map(|(_, name)| *name), &self.prefills),
+            read(Exported::ALL.iter().map(|(_, name)| *name), &self.traces),
+            read(Bound::ALL.iter().map(|(_, name)| *name), &self.refused),
         ]
     }
 
-    /// Retries that were not made because their budget was used up, prompts sent as ids, and endpoints that were found not to
-    /// take them.
+    /// Retries that were not made because their budget was used up, prompts sent as ids, and endpoints that
+    /// were found not to take them.
     pub fn counts(&self) -> [u64; 3] {
         [&self.unretried, &self.forwarded_ids, &self.withdrawn_ids].map(|count| count.load(Ordering::Relaxed))
     }
 
-    /// Requests under way, and bytes of bodies that are held.
-    pub fn now(&self) -> [u64; 2] {
-        [&self.in_flight, &self.held_bytes].map(|count| count.load(Ordering::Relaxed) as u64)
+    /// Requests in progress.
+    pub fn in_flight(&self) -> u64 {
+        self.in_flight.load(Ordering::Relaxed) as u64
     }
 
     /// Times to the first byte, between tokens, and until a request was sent on.

@@ -1,14 +1,16 @@
-//! What a request has booked, and what has to be told when it is over: on every path, by being dropped.
+//! What a request has booked, and what has to be reported when it is over: on every path, by being dropped.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use kvplane_inference::{Plane, Report, Usage};
+use kvplane_transport::edge::Share;
 
 use crate::fleet::State;
 use crate::limits::Meter;
 use crate::stats::{Ended, Stats};
+use crate::trace::Spans;
 use parking_lot::Mutex;
 
 /// A pick for one attempt, with the endpoint that it is for. Dropped before an answer came: given up.
@@ -19,9 +21,11 @@ pub(crate) struct Booking {
     address: String,
     /// The engine chose the rank itself.
     any_rank: bool,
+    /// What is cached of its prompt says another engine.
+    prefilled: bool,
     first_byte_ms: Option<u64>,
-    /// The endpoint's health was told what came of it.
-    told: bool,
+    /// The endpoint's health has its outcome.
+    reported: bool,
 }
 
 impl Booking {
@@ -32,7 +36,8 @@ impl Booking {
         address: String,
     ) -> Self {
         state.in_flight.fetch_add(1, Ordering::Relaxed);
-        Self { plane, state, receipt, address, any_rank: false, first_byte_ms: None, told: false }
+        let (any_rank, prefilled, reported) = (false, false, false);
+        Self { plane, state, receipt, address, any_rank, prefilled, first_byte_ms: None, reported }
     }
 
     pub(crate) fn receipt(&self) -> Option<&str> {
@@ -41,13 +46,18 @@ impl Booking {
 
     /// The endpoint answered, or it is at fault.
     pub(crate) fn tell(&mut self, tell: impl FnOnce(&State)) {
-        self.told = true;
+        self.reported = true;
         tell(&self.state);
     }
 
     /// The rank that was picked was refused, and the engine chose another.
     pub(crate) fn any_rank(&mut self) {
         self.any_rank = true;
+    }
+
+    /// Another engine computes its prompt.
+    pub(crate) fn prefilled_elsewhere(&mut self) {
+        self.prefilled = true;
     }
 
     pub(crate) fn first_byte(&mut self, after: std::time::Duration) {
@@ -59,9 +69,10 @@ impl Booking {
 
     /// The answer is complete.
     pub(crate) fn finish(mut self, finished: bool, usage: Usage) {
+        let cached = usage.cached.filter(|_| !self.prefilled);
         let report = Report {
             finished,
-            usage,
+            usage: Usage { cached, ..usage },
             served: Some(std::mem::take(&mut self.address)),
             // Another attempt has a booking of its own.
             attempts: Some(1),
@@ -77,7 +88,7 @@ impl Booking {
 impl Drop for Booking {
     fn drop(&mut self) {
         self.state.in_flight.fetch_sub(1, Ordering::Relaxed);
-        if !self.told {
+        if !self.reported {
             self.state.with_health(crate::health::Health::given_up);
         }
         if let Some(receipt) = self.receipt.take() {
@@ -90,10 +101,13 @@ impl Drop for Booking {
 pub(crate) struct Ticket {
     stats: Arc<Stats>,
     meter: Option<Arc<Mutex<Meter>>>,
+    /// Its place among the requests of all.
+    pub(crate) place: Option<Share>,
     pub(crate) begun: Instant,
     /// What it cost, once that is known; an estimate before.
     pub(crate) tokens: u64,
     pub(crate) line: Option<Box<Line>>,
+    pub(crate) spans: Option<Box<Spans>>,
 }
 
 /// What the access log says of a request.
@@ -116,7 +130,7 @@ pub(crate) struct Line {
 impl Ticket {
     pub(crate) fn new(stats: Arc<Stats>, begun: Instant) -> Self {
         stats.in_flight.fetch_add(1, Ordering::Relaxed);
-        Self { stats, meter: None, begun, tokens: 0, line: None }
+        Self { stats, meter: None, place: None, begun, tokens: 0, line: None, spans: None }
     }
 
     /// What it costs is counted for its caller.
@@ -124,15 +138,49 @@ impl Ticket {
         self.meter = Some(meter);
     }
 
+    /// The client is answered with this status.
+    pub(crate) fn answered(&mut self, status: u16) {
+        if let Some(line) = &mut self.line {
+            line.status = status;
+        }
+        if let Some(spans) = &mut self.spans {
+            spans.status = status;
+        }
+    }
+
+    pub(crate) fn of_model(&mut self, model: &str) {
+        if let Some(line) = &mut self.line {
+            model.clone_into(&mut line.model);
+        }
+        if let Some(spans) = &mut self.spans {
+            model.clone_into(&mut spans.model);
+        }
+    }
+
+    /// The first byte of the answer came.
+    pub(crate) fn first_byte(&mut self, at: Instant) {
+        if let Some(line) = &mut self.line {
+            line.first_ms = Some(at.duration_since(self.begun).as_millis() as u64);
+        }
+        if let Some(spans) = &mut self.spans {
+            spans.first = Some(at);
+        }
+    }
+
     /// The answer ended this way.
     pub(crate) fn ended(&mut self, ended: Ended, usage: Usage) {
         self.stats.ended(ended);
         if let Some(prompt) = usage.prompt {
-            self.tokens = prompt + usage.output.unwrap_or(0);
+            // An engine may say anything.
+            self.tokens = prompt.saturating_add(usage.output.unwrap_or(0));
         }
         if let Some(line) = &mut self.line {
             line.ended = Some(ended.as_str());
             line.usage = usage;
+        }
+        if let Some(spans) = &mut self.spans {
+            spans.ended = Some(ended.as_str());
+            spans.usage = usage;
         }
     }
 }
@@ -142,6 +190,9 @@ impl Drop for Ticket {
         self.stats.in_flight.fetch_sub(1, Ordering::Relaxed);
         if let Some(meter) = self.meter.take() {
             meter.lock().leave(self.tokens);
+        }
+        if let Some(spans) = self.spans.take() {
+            spans.end();
         }
         let Some(line) = self.line.take() else { return };
         let Line {
@@ -176,5 +227,18 @@ impl Drop for Ticket {
             ended = ended.unwrap_or("unanswered"),
             "request"
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_engine_may_say_any_number() {
+        let mut ticket = Ticket::new(Arc::default(), kvplane_runtime::now());
+        let usage = Usage { prompt: Some(u64::MAX), cached: Some(u64::MAX), output: Some(u64::MAX) };
+        ticket.ended(Ended::Finished, usage);
+        assert_eq!(ticket.tokens, u64::MAX);
     }
 }

@@ -89,7 +89,13 @@ fn read_now(plane: &Arc<dyn Plane>, api: inference::Api, model: &str, body: &[u8
         None => Err(NoTokens::OtherApi),
         Some(Prompt::Ids(ids)) => {
             return Ok(Read {
-                tokens: Some(Tokens { model: model.to_owned(), adapter: None, ids, proven: true }),
+                tokens: Some(Tokens {
+                    model: model.to_owned(),
+                    adapter: None,
+                    ids,
+                    proven: true,
+                    ..Tokens::default()
+                }),
                 without: None,
                 // They are ids already.
                 plain: false,

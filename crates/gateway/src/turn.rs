@@ -1,5 +1,6 @@
 //! One request on its way to an engine: decided, sent, and where that fails, sent to the next best.
 
+mod disaggregated;
 mod send;
 
 use std::sync::Arc;
@@ -13,6 +14,7 @@ use kvplane_inference::{Allowed, Ask, Chosen, NoTokens, PickError, Tokens};
 use kvplane_route::Role;
 use kvplane_transport::edge::InFlight;
 
+pub(crate) use self::disaggregated::Pair;
 use self::send::Sent;
 use crate::api::Api;
 use crate::call::Call;
@@ -26,6 +28,7 @@ use crate::retry::{Attempts, Failure, Step, is_retried};
 use crate::stats::Decision;
 use crate::ticket::{Booking, Ticket};
 use crate::tokenize::Read;
+use crate::trace::Spans;
 
 /// A request, and what is known of it.
 pub(crate) struct Turn<'s> {
@@ -38,6 +41,8 @@ pub(crate) struct Turn<'s> {
     pub(super) served: Served,
     pub(super) salt: Option<String>,
     pub(super) busy: Option<InFlight>,
+    /// The receipt of its first decision.
+    pub(super) first: Option<String>,
 }
 
 /// Where it goes.
@@ -48,34 +53,49 @@ pub(super) struct Target {
     pub(super) decision: Decision,
     /// Its ids go in the place of its text.
     pub(super) ids: bool,
+    /// Tokens of the prompt that it is expected to hold.
+    pub(super) cached: u64,
 }
 
 impl Turn<'_> {
     /// Sends it until somebody answers, or nobody is left to ask.
     pub(crate) async fn run(mut self, ticket: &mut Option<Ticket>) -> Result<Response<Body>, Refusal> {
         let shared = self.shared;
-        shared.budget.lock().request();
+        shared.budget.lock().request(shared.stats.in_flight.load(Ordering::Relaxed));
+        let arrived = kvplane_runtime::now();
         let read = self.tokens().await?;
+        if let Some(spans) = spans(ticket) {
+            spans.tokenize = Some((arrived, kvplane_runtime::now()));
+        }
         let mut attempts = Attempts::new(shared.options.attempts);
-        let mut tried: Vec<usize> = Vec::new();
+        let (mut tried, mut skip): (Vec<usize>, Vec<usize>) = (Vec::new(), Vec::new());
         loop {
-            let places = self.candidates(&tried);
+            let places = self.candidates(Role::Both, &tried);
             if places.is_empty() {
                 return Err(Refusal::unavailable(
-                    "no engine of the model takes requests: GET /v1/status of the plane says how they are",
+                    "no engine of this model accepts requests: GET /v1/status shows their state",
                 ));
             }
+            let asked = kvplane_runtime::now();
             let target = self.pick(&read, places)?;
             let place = target.place;
-            if tried.is_empty() {
+            if self.first.is_none() {
+                self.first = target.booking.receipt().map(str::to_owned);
+            }
+            if let Some(spans) = spans(ticket) {
+                let now = kvplane_runtime::now();
+                (spans.decide, spans.sent) = (Some((asked, now)), Some(now));
+                spans.predicted = Some(target.cached).filter(|_| target.decision == Decision::Tokens);
+            }
+            if attempts.made() == 1 {
                 let begun = ticket.as_ref().map(|ticket| ticket.begun);
                 shared.stats.queue.record(begun.map_or_else(Default::default, |begun| begun.elapsed()));
                 let without = if target.decision == Decision::Tokens { None } else { read.without };
                 shared.stats.decided(target.decision, without);
             }
             tried.push(place);
-            let others = !self.candidates(&tried).is_empty();
-            let sent = self.send(target, &read, &mut attempts, others).await;
+            let prefiller = self.prefiller(&read, &target, &skip)?;
+            let sent = self.send(target, prefiller, &read, &mut attempts, (&tried, &mut skip)).await;
             match sent {
                 Sent::Answered(answer) => return Ok(self.respond(*answer, attempts.made(), ticket)),
                 Sent::Retry(failure) => {
@@ -85,6 +105,11 @@ impl Turn<'_> {
                         reason = failure.as_str(),
                         "sent to another engine"
                     );
+                }
+                Sent::PrefillFailed(failure) => {
+                    shared.stats.retried(failure.as_str());
+                    // The engine that decodes is as good as before.
+                    tried.pop();
                 }
                 Sent::Failed(failure) => return Err(gave_up(failure)),
             }
@@ -107,15 +132,11 @@ impl Turn<'_> {
     }
 
     /// Endpoints that may be asked now. Where none seems well, those that are not: somebody may be wrong about them.
-    fn candidates(&self, tried: &[usize]) -> Vec<usize> {
+    fn candidates(&self, role: Role, tried: &[usize]) -> Vec<usize> {
         let now = self.shared.now();
         let left = |place: &&usize| {
             !tried.contains(place)
-                && self
-                    .fleet
-                    .members
-                    .get(**place)
-                    .is_some_and(|member| member.upstream.endpoint.takes_requests())
+                && self.fleet.members.get(**place).is_some_and(|member| member.upstream.endpoint.serves(role))
         };
         let well = |place: &&usize| {
             let standing = self.fleet.members[**place].state.standing(now);
@@ -146,6 +167,7 @@ impl Turn<'_> {
             allowed,
             role,
             limit: 1,
+            with: self.first.as_deref(),
         })
     }
 
@@ -158,18 +180,18 @@ impl Turn<'_> {
             chosen = self.ask(known, &allowed, Role::Both);
         }
         let Allowed::Some(places) = allowed else { return Err(Refusal::unavailable("no endpoint")) };
-        let (place, rank, receipt, decision) = match chosen {
+        let (place, rank, receipt, decision, cached) = match chosen {
             Ok(Chosen { endpoints, receipt }) => {
                 let found =
                     endpoints.first().ok_or_else(|| Refusal::unavailable("no endpoint was picked"))?;
                 let decision = if known.is_ok() { Decision::Tokens } else { Decision::Load };
-                (found.place, found.rank, Some(receipt), decision)
+                (found.place, found.rank, Some(receipt), decision, found.cached)
             }
             Err(PickError::Saturated(why)) => return Err(Refusal::saturated(why)),
             // Nothing is known of their streams: that says nothing about their servers.
             Err(PickError::UnknownModel | PickError::Invalid(_) | PickError::Nobody(_)) => {
                 let turn = self.shared.turn.fetch_add(1, Ordering::Relaxed);
-                (places[turn % places.len()], None, None, Decision::InTurn)
+                (places[turn % places.len()], None, None, Decision::InTurn, 0)
             }
         };
         let Member { upstream, state } = &self.fleet.members[place];
@@ -177,7 +199,7 @@ impl Turn<'_> {
         let address = upstream.endpoint.address.to_string();
         let booking = Booking::new(self.shared.plane.clone(), state.clone(), receipt, address);
         let ids = self.sends_ids(read, &self.fleet.members[place]);
-        Ok(Target { place, rank, booking, decision, ids })
+        Ok(Target { place, rank, booking, decision, ids, cached })
     }
 
     /// Whether an engine is sent the ids.
@@ -210,17 +232,19 @@ impl Turn<'_> {
     }
 }
 
+fn spans(ticket: &mut Option<Ticket>) -> Option<&mut Spans> {
+    ticket.as_mut()?.spans.as_deref_mut()
+}
+
 fn gave_up(failure: Failure) -> Refusal {
     match failure {
-        Failure::Connect => {
-            Refusal::unavailable("no engine of the model could be reached: send the request again later")
-        }
+        Failure::Connect => Refusal::unavailable("no engine of this model could be reached: retry later"),
         Failure::Timeout => {
-            let message = "the engine did not answer in time: send the request again later";
+            let message = "the engine did not answer in time: retry later";
             Refusal::new(StatusCode::GATEWAY_TIMEOUT, "engine_timeout", message)
         }
         Failure::Stale | Failure::Died | Failure::Status(_) => {
-            let message = "the engine's connection ended before its answer: send the request again";
+            let message = "the engine closed the connection before answering: retry";
             Refusal::new(StatusCode::BAD_GATEWAY, "engine_lost", message)
         }
     }

@@ -1,7 +1,8 @@
 //! Connections to engines: HTTP/1.1, kept for a moment after use.
 //!
-//! A connection has no task of its own: whoever waits for the answer drives it. That saves a wake-up for every event, and an
-//! answer that is dropped takes its connection with it, so that the engine sees at once that nobody waits any more.
+//! A connection has no task of its own: the reader of the answer drives it. That saves a wake-up for every
+//! event, and an answer that is dropped takes its connection with it, so that the engine sees at once that
+//! nobody waits any more.
 
 use std::future::poll_fn;
 use std::net::SocketAddr;

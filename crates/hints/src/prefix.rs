@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hash_comes_back_as_it_was_told() {
+    fn a_hash_comes_back_as_it_was_reported() {
         for bytes in [&[][..], &[1; 8], &[7; 32], &[0; 7]] {
             assert_eq!(PrefixHash::from_bytes(bytes).to_bytes(), bytes);
         }

@@ -134,7 +134,7 @@ impl Default for Options {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
     /// The index has reached its budget.
-    #[error("the index has reached its memory budget")]
+    #[error("the index's memory budget is used up")]
     Budget,
     /// Too many blocks of the stream wait for a parent.
     #[error("too many blocks wait for a parent that is not known")]

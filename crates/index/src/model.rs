@@ -4,9 +4,10 @@
 //! for each whether anything of the stream lies there. Nothing is ever reclaimed. It is the oracle of the
 //! tests.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::BTreeMap;
 
 use kvplane_core::{Marks, Resumption, Tier};
+use rustc_hash::FxHashMap;
 
 use crate::{Block, Depths, LEVELS, Refused};
 
@@ -42,7 +43,7 @@ struct Holdings {
 /// Every stream's residency, kept the slow way.
 #[derive(Debug, Clone)]
 pub struct Model {
-    nodes: HashMap<(Node, u64), Node>,
+    nodes: FxHashMap<(Node, u64), Node>,
     contents: Vec<u64>,
     streams: BTreeMap<u64, Holdings>,
     max_waiting: usize,
@@ -51,7 +52,7 @@ pub struct Model {
 impl Model {
     /// An empty model; `max_waiting` bounds the blocks of a stream that wait for a parent.
     pub fn new(max_waiting: usize) -> Self {
-        Self { nodes: HashMap::new(), contents: vec![0], streams: BTreeMap::new(), max_waiting }
+        Self { nodes: FxHashMap::default(), contents: vec![0], streams: BTreeMap::new(), max_waiting }
     }
 
     /// A stream comes.
@@ -223,9 +224,11 @@ impl Model {
     /// Everybody's residency now, to be asked.
     pub fn view(&self) -> View<'_> {
         let at_level = |holdings: &Holdings, level: usize| {
-            let held =
-                holdings.held.values().filter(|held| held.copies[..=level].iter().any(|copies| *copies > 0));
-            held.map(|held| held.node).collect()
+            let mut resident = vec![false; self.contents.len()];
+            for held in holdings.held.values() {
+                resident[held.node] |= held.copies[..=level].iter().any(|copies| *copies > 0);
+            }
+            resident
         };
         let streams = self.streams.iter();
         let resident =
@@ -253,8 +256,8 @@ impl Model {
 #[derive(Debug)]
 pub struct View<'a> {
     model: &'a Model,
-    /// By stream and level.
-    resident: Vec<(u64, [HashSet<Node>; LEVELS])>,
+    /// By stream, level and node.
+    resident: Vec<(u64, [Vec<bool>; LEVELS])>,
 }
 
 impl View<'_> {
@@ -284,8 +287,7 @@ impl View<'_> {
     /// For every stream that holds the first block in any tier: how much of the prompt it holds.
     pub fn query(&self, contents: &[u64]) -> BTreeMap<u64, Depths> {
         let path = self.path(contents);
-        let depth =
-            |resident: &HashSet<Node>| path.iter().take_while(|node| resident.contains(node)).count() as u32;
+        let depth = |resident: &Vec<bool>| path.iter().take_while(|&&node| resident[node]).count() as u32;
         let answers = self.resident.iter().map(|(owner, levels)| (*owner, levels.each_ref().map(depth)));
         answers.filter(|(_, depths)| depths.iter().any(|depth| *depth > 0)).collect()
     }

@@ -7,6 +7,10 @@ use kvplane_prompt::{Chat, Json, PromptInput};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, IgnoredAny, SeqAccess, Visitor};
 
+/// Ids of a prompt that are kept: two bytes of a body can be one, which takes four in memory here, and again
+/// wherever it is passed on to. No engine takes a longer prompt.
+const MAX_IDS: usize = if cfg!(test) { 1 << 10 } else { 4 << 20 };
+
 /// A body that cannot be understood. Says where and why, without any text of it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
@@ -148,7 +152,7 @@ pub fn read(api: Api, body: &[u8]) -> Result<Asked, Unreadable> {
             PromptField::Missing => return Err(Unreadable::new("prompt is missing")),
             PromptField::Text(text) => Some(Prompt::Text(PromptInput::Text(text))),
             PromptField::Ids(ids) => Some(Prompt::Ids(ids)),
-            // Several prompts in one request: none of them decides.
+            // Several prompts in one request, or one that is too long: none of them decides.
             PromptField::Several => None,
         },
     };
@@ -243,7 +247,7 @@ impl<'de> Visitor<'de> for PromptVisitor {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<PromptField, A::Error> {
-        let mut ids = Vec::new();
+        let mut ids = Ids::default();
         let mut only = None;
         let mut others = 0usize;
         while let Some(item) = items.next_element::<Element>()? {
@@ -257,11 +261,36 @@ impl<'de> Visitor<'de> for PromptVisitor {
         }
         match (ids.is_empty(), others, only) {
             (true, 0, _) => Err(A::Error::custom("is empty")),
-            (false, 0, _) => Ok(PromptField::Ids(ids)),
+            (false, 0, _) => Ok(ids.done()),
             (true, 1, Some(prompt)) => Ok(prompt),
             (true, ..) => Ok(PromptField::Several),
             (false, ..) => Err(A::Error::custom("mixes ids and prompts")),
         }
+    }
+}
+
+/// Ids as they come, up to a bound.
+#[derive(Default)]
+struct Ids {
+    kept: Vec<u32>,
+    too_many: bool,
+}
+
+impl Ids {
+    fn push(&mut self, id: u32) {
+        if self.kept.len() < MAX_IDS {
+            self.kept.push(id);
+        } else {
+            self.too_many = true;
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.kept.is_empty()
+    }
+
+    fn done(self) -> PromptField {
+        if self.too_many { PromptField::Several } else { PromptField::Ids(self.kept) }
     }
 }
 
@@ -295,11 +324,11 @@ impl<'de> Visitor<'de> for ElementVisitor {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Element, A::Error> {
-        let mut ids = Vec::new();
+        let mut ids = Ids::default();
         while let Some(id) = items.next_element::<u32>()? {
             ids.push(id);
         }
-        Ok(Element::Prompt(PromptField::Ids(ids)))
+        Ok(Element::Prompt(ids.done()))
     }
 }
 
@@ -365,6 +394,18 @@ mod tests {
         assert!(matches!(prompt(r#"["a","b"]"#), Ok(None)));
         for wrong in ["[]", "null", "7", "[-1]", r#"[1,"a"]"#, "{}", "[4294967296]"] {
             assert!(prompt(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_prompt_that_is_too_long_decides_nothing() {
+        for (open, close) in [("[", "]"), ("[[", "]]")] {
+            let body = |ids: usize| {
+                format!(r#"{{"model":"m","prompt":{open}{}1{close}}}"#, "0,".repeat(ids - 1)).into_bytes()
+            };
+            let asked = read(Api::Completions, &body(MAX_IDS)).unwrap();
+            assert!(matches!(asked.prompt, Some(Prompt::Ids(ids)) if ids.len() == MAX_IDS));
+            assert!(read(Api::Completions, &body(MAX_IDS + 1)).unwrap().prompt.is_none());
         }
     }
 

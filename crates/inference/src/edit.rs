@@ -46,7 +46,8 @@ impl Edit {
         }
     }
 
-    /// Puts the fields into a body that is an object with at least one field of its own. The rest is shared, not copied.
+    /// Puts the fields into a body that is an object with at least one field of its own. The rest is shared,
+    /// not copied.
     pub fn apply(self, body: Vec<Bytes>) -> Vec<Bytes> {
         let mut out = Vec::with_capacity(body.len() + 2);
         let mut fields = Some(self.fields);

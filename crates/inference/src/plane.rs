@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kvplane_prompt::PromptInput;
+use kvplane_prompt::{Dimensions, PromptInput};
 
 use kvplane_route::Role;
 
@@ -43,6 +43,8 @@ pub struct Tokens {
     pub ids: Vec<u32>,
     /// An engine of the model has computed the same ids.
     pub proven: bool,
+    /// What engines have to agree about for it.
+    pub dimensions: Dimensions,
 }
 
 impl std::fmt::Debug for Tokens {
@@ -120,6 +122,8 @@ pub struct Ask<'a> {
     pub role: Role,
     /// Endpoints in the answer, the best first.
     pub limit: usize,
+    /// The receipt of an earlier decision for the same request.
+    pub with: Option<&'a str>,
 }
 
 impl Ask<'_> {

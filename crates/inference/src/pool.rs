@@ -82,7 +82,7 @@ impl Endpoint {
     }
 
     /// Whether it may be picked for a part of a request.
-    pub(crate) fn serves(&self, wanted: Role) -> bool {
+    pub fn serves(&self, wanted: Role) -> bool {
         match wanted {
             Role::Prefill => self.ready && self.role.is_some_and(|role| role.serves(Role::Prefill)),
             Role::Both | Role::Decode => self.takes_requests(),

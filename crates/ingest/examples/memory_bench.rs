@@ -2,7 +2,7 @@
 //! windows.
 //!
 //! `cargo run --release -p kvplane-ingest --example memory_bench streams [STREAMS]`
-//! `cargo run --release -p kvplane-ingest --example memory_bench blocks [ENGINES] [BLOCKS] [WINDOW]`
+//! `cargo run --release -p kvplane-ingest --example memory_bench blocks [ENGINES] [BLOCKS] [WINDOW] [keep|drop]`
 //!
 //! One measurement a process: memory that was given back is used again. Without huge pages, as `kvplane
 //! serve` is.
@@ -25,8 +25,9 @@ fn main() {
     let number = |at: usize, usual: u64| words.get(at).map_or(usual, |word| word.parse().unwrap());
     if words.first().is_some_and(|word| word == "blocks") {
         let window = number(3, JournalOptions::default().max_batches as u64);
+        let keep = words.get(4).is_none_or(|word| word != "drop");
         let fill::Taken { process, state, window: kept, index } =
-            fill::fill(number(1, 16), number(2, 62_500), window as usize);
+            fill::fill(number(1, 16), number(2, 62_500), window as usize, keep);
         println!("| window | bytes a block | counted: state | window | index |");
         println!("|---|---|---|---|---|");
         println!("| {window} batches | {process:.0} | {state:.0} | {kept:.0} | {index:.0} |");

@@ -58,7 +58,7 @@ pub enum AddError {
         topic: String,
     },
     /// There are as many as there may be.
-    #[error("there may be {0} engines at most (members.max_engines)")]
+    #[error("the limit of {0} engines is reached (members.max_engines)")]
     TooMany(usize),
     /// A rank of an engine that is not there.
     #[error(transparent)]

@@ -96,9 +96,9 @@ impl Feeder {
                 warn!(%stream, %epoch, proven = cause.proven(), cause = cause.as_str(), "new epoch");
             }
             Happening::CaughtUp { batches, gaps_filled } => info!(%stream, batches, gaps_filled, "replayed"),
-            Happening::Lost(reason) => warn!(%stream, %reason, "batches lost, residency dropped"),
+            Happening::Lost(reason) => warn!(%stream, %reason, "batches lost; known blocks dropped"),
             Happening::UnprovenFlush => {
-                warn!(%stream, "flush not confirmed by the event stream before the deadline, residency dropped");
+                warn!(%stream, "flush not confirmed by the event stream before the deadline; known blocks dropped");
             }
             Happening::ForeignReplay => {
                 warn!(%stream, "the replay address answers with another publisher's batches; not asking it again");
@@ -110,7 +110,9 @@ impl Feeder {
             Happening::Void(misfit) => {
                 warn!(%stream, reason = misfit.as_str(), %misfit, "mirror out of sync; requesting a snapshot");
             }
-            Happening::Misdirected(kind) => error!(%stream, kind, "input for another kind of source ignored"),
+            Happening::Misdirected(kind) => {
+                error!(%stream, kind, "ignored an input for another kind of source");
+            }
             Happening::Undecodable { sequence, reason, count } => {
                 warn!(%stream, engine_sequence = sequence, reason, count, "batch cannot be decoded");
             }

@@ -32,8 +32,8 @@ pub(crate) struct HintSource {
 }
 
 impl HintSource {
-    /// The engine's own word; of one without an HTTP server, when its container started. Never one and then the other: they
-    /// differ by the seconds that the engine takes.
+    /// The engine's own word; of one without an HTTP server, when its container started. Never one and then
+    /// the other: they differ by the seconds that the engine takes.
     pub(crate) async fn fetch(&self, client: &HttpClient) -> Hint {
         if let Some(base) = &self.http {
             return fetch(client, base).await;

@@ -14,6 +14,7 @@ mod check;
 mod chronicle;
 mod claims;
 mod clock;
+mod durable;
 mod feeder;
 mod hint;
 mod metrics_page;
@@ -33,7 +34,9 @@ mod zmq_source;
 
 pub use check::{AddError, UnknownMember, check_engines};
 pub use chronicle::{Chronicle, Mood, Remark, Said};
+pub use durable::{Durable, DurableSpec, DurableStatus, Restored};
 pub use kvplane_socket::Endpoint;
+pub use kvplane_store::{Off, Options as DurableOptions, Sync as DurableSync};
 pub use metrics_page::{Sample, samples};
 pub use peers::{MAX_PEERS, PeerCounts, PeerOptions, Peers, TooManyPeers};
 pub use plane::{Engine, Engines, Plane};

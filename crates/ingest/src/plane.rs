@@ -2,13 +2,15 @@
 
 mod given;
 mod mirrors;
+pub(crate) use mirrors::random_bits;
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use kvplane_core::{Cursor, PlaneId, StreamId};
 use kvplane_socket::{Options as SocketOptions, Sockets};
-use kvplane_stream::{JournalOptions, Semantics};
+use kvplane_stream::{JournalOptions, Recorder, Semantics};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -17,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 use crate::check::{AddError, UnknownMember, check};
 use crate::chronicle::{Chronicle, Mood, Said};
 use crate::clock::Clock;
+use crate::durable::{self, Durable, GoesOn};
 use crate::peers::{self, Peers};
 use crate::source::kvplane_source::LinkState;
 use crate::source::published::PublishedRank;
@@ -94,10 +97,11 @@ impl Plane {
     /// Checks the specifications, then opens every socket. Must be called within a tokio runtime.
     pub fn start(specs: Vec<EngineSpec>, options: &PlaneOptions) -> Result<Arc<Self>, AddError> {
         check(&[], &specs, options.max_engines)?;
+        let epochs_from = options.durable.as_ref().map_or(0, |durable| durable.epochs_from());
         let plane = Arc::new_cyclic(|me| Self {
             id: mirrors::random_id(),
             engines: watch::Sender::new(Engines::from([])),
-            members: Mutex::default(),
+            members: Mutex::new(Members { epochs_from, ..Members::default() }),
             options: options.clone(),
             clock: Clock::start(),
             chronicle: Arc::default(),
@@ -111,7 +115,11 @@ impl Plane {
         kvplane_runtime::spawn_on(&plane.runtime, "reclaim index memory", plane.catalog.reclaim());
         let recovery = peers::recover(plane.peers.clone(), Arc::downgrade(&plane));
         kvplane_runtime::spawn_on(&plane.runtime, "recover from peers", recovery);
-        plane.remark(Said::new("plane", Mood::Plain, "the plane began: it knows what happens from here on"));
+        if let Some(durable) = &plane.options.durable {
+            let looking = durable::look_after(Arc::downgrade(durable));
+            kvplane_runtime::spawn_on(&plane.runtime, "look after the journal", looking);
+        }
+        plane.remark(Said::new("plane", Mood::Plain, "kvplane started"));
         plane.add(specs, Origin::Config)?;
         Ok(plane)
     }
@@ -295,6 +303,11 @@ impl Plane {
         Ok(())
     }
 
+    /// What streams remember over a restart, where it is kept.
+    pub fn durable(&self) -> Option<&Arc<Durable>> {
+        self.options.durable.as_ref()
+    }
+
     /// What every stream holds, by content.
     pub fn catalog(&self) -> &Arc<Catalog> {
         &self.catalog
@@ -306,11 +319,19 @@ impl Plane {
         self.sockets.get().map_or(Duration::ZERO, Sockets::longest_round)
     }
 
+    /// Publishers whose connections were refused, or closed for a fault of theirs: how often, by a stable word.
+    pub fn refused_publishers(&self) -> BTreeMap<&'static str, u64> {
+        self.sockets.get().map(|sockets| sockets.refusals().counts()).unwrap_or_default()
+    }
+
     /// Stops listening. Streams stay readable. Blocks until the socket threads have ended.
     pub fn shutdown(&self) {
         self.members.lock().sources.clear();
         if let Some(sockets) = self.sockets.get() {
             sockets.shutdown();
+        }
+        if let Some(durable) = self.durable() {
+            durable.close();
         }
     }
 
@@ -322,6 +343,11 @@ impl Plane {
         }
         self.engines.send_replace(changed.into());
         old.replaced.cancel();
+    }
+
+    /// Whether tokens of blocks are kept.
+    pub fn keeps_tokens(&self) -> bool {
+        self.options.state.keep_tokens
     }
 
     fn plan(&self, members: &Members, spec: &EngineSpec, rank: u32, sole_rank: bool) -> Arc<Stream> {
@@ -341,25 +367,47 @@ impl Plane {
         };
         let mut now = self.clock.now();
         now.unix_ms = now.unix_ms.max(members.epochs_from);
-        let recorder = spec.source.recorder(&self.options, keep, rank, now);
-        let stream = Stream::new(
-            StreamId::new(spec.id.clone(), rank),
-            self.clock,
-            self.chronicle.clone(),
-            recorder,
-            Some(self.options.max_silence_of(spec)),
-        );
+        let id = StreamId::new(spec.id.clone(), rank);
+        let remembered = self.durable().and_then(|durable| durable.take(&id, &keep));
+        let mut place = None;
+        let recorder = match (remembered, spec.source.follow(&self.options, rank)) {
+            (Some((memory, at)), Some(follow)) => {
+                place = Some(at);
+                Recorder::adopt(follow, memory, now)
+            }
+            (remembered, _) => {
+                self.forget(remembered);
+                let mut recorder = spec.source.recorder(&self.options, keep, rank, now);
+                if self.durable().is_some_and(|durable| durable.journal().is_some()) {
+                    recorder.keep_records(now);
+                }
+                recorder
+            }
+        };
+        let max_silence = Some(self.options.max_silence_of(spec));
+        let stream = Arc::new(Stream::new(id, self.clock, self.chronicle.clone(), recorder, max_silence));
         let identity = Identity {
             model: spec.model.clone(),
             worker_id: spec.worker_id,
             routing_group: spec.routing_group.clone(),
         };
-        stream.join(&self.catalog, identity);
+        if place.is_none() || stream.join_with_history(&self.catalog, identity.clone()).is_err() {
+            stream.join(&self.catalog, identity);
+        }
+        stream.keep_in(self.durable().and_then(|durable| durable.journal()), place);
         if spec.takes_evidence() {
             stream.accept_evidence();
         }
         stream.set_via(self.via_to_here(spec.source.mirrored().map_or(&[], |source| &source.via)));
-        Arc::new(stream)
+        stream
+    }
+
+    /// What was remembered of a stream of another kind.
+    fn forget(&self, remembered: Option<GoesOn>) {
+        let journal = self.durable().and_then(|durable| durable.journal());
+        if let (Some(journal), Some((_, place))) = (journal, remembered) {
+            journal.forget(place);
+        }
     }
 
     /// Opens the sockets of planned streams, all or none.

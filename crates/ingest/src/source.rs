@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use kvplane_core::EngineId;
 use kvplane_discovery::AddressError;
-use kvplane_stream::{JournalOptions, Now, Recorder};
+use kvplane_stream::{JournalOptions, Now, Options, Recorder};
 
 use crate::check::AddError;
 use crate::plane::Plane;
@@ -28,7 +28,7 @@ use crate::stream::Stream;
 pub use discovery::Discovered;
 pub use drain::Drained;
 pub use grpc_source::Relayed;
-pub use kvplane_source::{LinkSpec, LinkState, LinkStatus, Mirrored, told_keys};
+pub use kvplane_source::{LinkSpec, LinkState, LinkStatus, Mirrored, owned_keys};
 pub use published::{Published, PublishedRank};
 
 /// The enum of all kinds, and the one place that tells them apart.
@@ -108,6 +108,12 @@ pub(crate) trait SourceKind {
         configured
     }
 
+    /// How one of its streams is followed, where it can be gone on with after a restart: only what an engine
+    /// publishes on a socket can.
+    fn follow(&self, _options: &PlaneOptions, _rank: u32) -> Option<Options> {
+        None
+    }
+
     /// The state machine of one of its streams.
     fn recorder(&self, options: &PlaneOptions, keep: JournalOptions, rank: u32, now: Now) -> Recorder;
 
@@ -161,6 +167,10 @@ impl Source {
 
     pub(crate) fn max_silence(&self, configured: Duration) -> Duration {
         self.kind().max_silence(configured)
+    }
+
+    pub(crate) fn follow(&self, options: &PlaneOptions, rank: u32) -> Option<Options> {
+        self.kind().follow(options, rank)
     }
 
     pub(crate) fn recorder(

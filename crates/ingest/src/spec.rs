@@ -8,6 +8,7 @@ use kvplane_core::{EngineId, EngineKind, default_worker_id};
 use kvplane_stream::{Duplicates, Limits, OnGap};
 use kvplane_transport::grpc::GrpcSpec;
 
+use crate::durable::Durable;
 use crate::peers::PeerOptions;
 use crate::provenance::Provenance;
 use crate::source::Source;
@@ -170,6 +171,8 @@ pub struct PlaneOptions {
     pub discover_every: Duration,
     /// Other indexers, whose dumps are taken where a stream's past is not known.
     pub peers: PeerOptions,
+    /// What streams remember over a restart; `None`: nothing.
+    pub durable: Option<Arc<Durable>>,
 }
 
 impl PlaneOptions {
@@ -195,6 +198,7 @@ impl Default for PlaneOptions {
             max_engines: 8192,
             discover_every: Duration::from_secs(30),
             peers: PeerOptions::default(),
+            durable: None,
         }
     }
 }

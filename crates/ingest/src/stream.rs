@@ -5,6 +5,7 @@ mod evidence;
 mod flush;
 mod handed;
 mod heard;
+mod kept;
 mod late;
 mod mirrored;
 mod news;
@@ -20,6 +21,7 @@ use std::time::{Duration, Instant};
 use kvplane_core::{
     Continuity, Cursor, Epoch, PlaneId, Reason, StateDigest, StreamId, Tier, Trouble, TrustState,
 };
+use kvplane_store::StreamJournal;
 use kvplane_stream::{
     Ask, Counters, Entry, Group, Happening, JournalCounters, JournalOptions, Loss, Now, Options, Recorder,
     RequestMark, Snapshot, Window,
@@ -124,6 +126,8 @@ struct Inner {
     closed: bool,
     /// Where the stream is in the index, if it is in one.
     index: Option<StreamFeed>,
+    /// Where its steps are written, if they are.
+    durable: Option<StreamJournal>,
 }
 
 /// What an input left to do once the lock is released.
@@ -202,6 +206,7 @@ impl Stream {
                 heard: Heard::default(),
                 closed: false,
                 index: None,
+                durable: None,
             }),
             seen: Mutex::new(None),
             changed: Notify::new(),
@@ -276,6 +281,8 @@ impl Stream {
         inner.troubles.set(Reporter::Source, Some(Trouble::Defect));
         inner.closed = true;
         let left = inner.index.take();
+        // Nobody goes on from what may be half done.
+        self.leave_journal(&mut inner);
         let outcome = self.feed_locked(&mut inner, now, Recorder::remove);
         drop(inner);
         drop(left); // after the lock
@@ -291,7 +298,9 @@ impl Stream {
         let now = self.clock.now();
         let mut inner = self.inner.lock();
         inner.closed = true;
-        self.feed_locked(&mut inner, now, Recorder::remove)
+        let outcome = self.feed_locked(&mut inner, now, Recorder::remove);
+        self.leave_journal(&mut inner);
+        outcome
     }
 
     /// Cancelled when the stream is removed from the plane.
@@ -318,7 +327,8 @@ impl Stream {
             happenings: recorder.take_happenings(),
             retired: recorder.ledger_mut().take_retired(),
         };
-        if news {
+        // What is being written is announced once it is.
+        if !self.write_down(inner) && news {
             self.unannounced.store(true, Ordering::Release);
         }
         outcome
@@ -341,9 +351,14 @@ impl Stream {
         self.inner.lock().malformed_frames += 1;
     }
 
-    /// Where the journal stands now.
+    /// Where the journal stands now. It may be ahead of what readers get: see [`Self::reported_cursor`].
     pub fn cursor(&self) -> Cursor {
         self.window.cursor()
+    }
+
+    /// Where it stands as far as readers get it: what is kept in a durable journal is read once it is written there.
+    pub fn reported_cursor(&self) -> Cursor {
+        self.window.reported_cursor()
     }
 
     /// The position before the first entry that is kept.

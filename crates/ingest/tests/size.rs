@@ -24,7 +24,7 @@ fn a_block_takes_what_the_guide_says() {
     let guide = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/guide/size.md");
     let guide = std::fs::read_to_string(guide).unwrap();
     let said = row(&guide, "| 10,000 batches |");
-    let Taken { process, state, window, index } = fill(16, 62_500, 10_000);
+    let Taken { process, state, window, index } = fill(16, 62_500, 10_000, true);
     let found = [process, state, window, index];
     println!("the process {process:.0}, the state {state:.0}, the window {window:.0}, the index {index:.0}");
     assert_eq!(said.len(), found.len(), "{said:?}");

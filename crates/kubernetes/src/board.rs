@@ -47,13 +47,13 @@ pub struct SourceReport {
 pub struct SourceStats {
     /// Lists that ended.
     pub lists: u64,
-    /// Changes that were watched.
+    /// Changes received.
     pub changes: u64,
     /// Requests without rights (401, 403).
     pub forbidden: u64,
     /// Watches whose past was gone (410).
     pub expired: u64,
-    /// Other failures: no connection, a connection that was cut, an answer that is none.
+    /// Other failures: no connection, a connection that was cut, an invalid answer.
     pub failed: u64,
     /// Pods beyond the bound.
     pub refused: u64,

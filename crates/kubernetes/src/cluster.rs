@@ -12,8 +12,8 @@ use crate::pod::Pod;
 use crate::settings::Settings;
 use crate::wanted::Wanted;
 
-/// How long the engine of a pod that is gone stays. A connection that is cut shows a dead engine sooner; this is for an API
-/// server that forgets.
+/// How long the engine of a pod that is gone stays. A connection that is cut shows a dead engine sooner; this
+/// is for an API server that forgets.
 pub const LINGER_MS: u64 = 30_000;
 /// Pods of one source: twice as many as a plane has engines by default.
 pub const MAX_PODS: usize = 16_384;
@@ -36,7 +36,7 @@ pub struct Cluster {
     dirty: BTreeSet<String>,
     verdicts: BTreeMap<String, Verdict>,
     /// What engines said that they serve, by the pod's uid.
-    models: BTreeMap<String, Told>,
+    models: BTreeMap<String, Learnt>,
     refused: u64,
 }
 
@@ -56,7 +56,7 @@ struct Entry {
 }
 
 #[derive(Debug)]
-struct Told {
+struct Learnt {
     model: String,
     runs: Vec<(String, u32)>,
 }
@@ -151,12 +151,12 @@ impl Cluster {
     }
 
     /// An engine said which model it serves.
-    pub fn told(&mut self, uid: &str, model: &str) {
+    pub fn learn_model(&mut self, uid: &str, model: &str) {
         let Some(entry) = self.pods.get(uid) else { return };
         if model.len() > MAX_MODEL {
             return;
         }
-        self.models.insert(uid.to_owned(), Told { model: model.to_owned(), runs: entry.pod.runs() });
+        self.models.insert(uid.to_owned(), Learnt { model: model.to_owned(), runs: entry.pod.runs() });
         self.dirty.insert(Member::of(&entry.pod).group);
     }
 
@@ -368,7 +368,7 @@ impl Cluster {
         }
         let pods: Vec<_> = members.iter().map(|(member, entry)| (member, &entry.pod)).collect();
         let leader = members.iter().find(|(member, _)| member.worker == 0).map(|(_, entry)| &entry.pod.uid);
-        let model = leader.and_then(|uid| self.models.get(uid)).map(|told| told.model.as_str());
+        let model = leader.and_then(|uid| self.models.get(uid)).map(|learnt| learnt.model.as_str());
         Some(group::engine(group, &pods, &self.settings, model))
     }
 }

@@ -11,7 +11,7 @@ use crate::settings::Settings;
 use crate::shape::{Replay, Shape};
 use crate::wanted::{Decided, PodRef, RankAt, Remark, Wanted, Where};
 
-/// Where engines publish unless told otherwise.
+/// Where engines publish by default.
 const USUAL_EVENTS: u16 = 5557;
 /// Where their replay sockets are.
 const USUAL_REPLAY: u16 = 5558;

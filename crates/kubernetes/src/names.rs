@@ -31,6 +31,11 @@ pub(crate) const LLMD_ENGINE: &str = "llm-d.ai/engine-type";
 pub(crate) const LLMD_MODEL: &str = "llm-d.ai/model";
 pub(crate) const LLMD_ROLE: &str = "llm-d.ai/role";
 
+/// Ports of a pool's that a pod listens at: llm-d's name, and its former one.
+#[cfg(feature = "watch")]
+pub(crate) const ACTIVE_PORTS: [&str; 2] =
+    ["llm-d.ai/active-ports", "inference.networking.k8s.io/active-ports"];
+
 /// Dynamo.
 pub(crate) const DYNAMO_TYPE: &str = "nvidia.com/dynamo-component-type";
 pub(crate) const DYNAMO_SUBTYPE: &str = "nvidia.com/dynamo-sub-component-type";

@@ -1,5 +1,5 @@
-//! What one pod says of its engine, key by key: annotations, then names of ports and labels of others, then the settings.
-//! What nobody says is left to the engine itself, and then to what is usual.
+//! What one pod says of its engine, key by key: annotations, then names of ports and labels of others, then
+//! the settings. What nobody says is left to the engine itself, and then to what is usual.
 
 use kvplane_core::EngineKind;
 

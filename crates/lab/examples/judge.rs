@@ -1,65 +1,98 @@
 //! Every policy over populations and traces, and what the targets of `work` come to.
 //!
 //! ```text
-//! cargo run --release -p kvplane-lab --example judge -- [--seeds 7,8,9] [--scale 1] [--tune KEY=VALUE]... [TRACE SPEED]...
+//! cargo run --release -p kvplane-lab --example judge -- [--seeds 7,8,9] [--scale 1] [--tune KEY=VALUE]... [--only NAME,...]
+//!     [--populations NAME,...] [TRACE SPEED]...
 //! ```
 //!
-//! Means over the seeds. `to affinity` is the mean time to the first token of `work` by that of session affinity, the better of its two forms;
-//! `to the best` by that of the best other policy; `end to end` is the same of the mean time to the last token.
+//! Means over the seeds. `to affinity` is the mean time to the first token of `work` by that of session
+//! affinity, the better of its two forms; `to the best` by that of the best other policy; `end to end` is the
+//! same of the mean time to the last token. `foresight` and `shared_cache` are no policies but bounds, which
+//! know or have what no router can.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, clippy::expect_used, reason = "a tool")]
 
 use kvplane_lab::{Contender, Fleet, Population, Summary, Workload, read_mooncake, run};
 use kvplane_route::Options;
 
+/// What to run.
+struct Wanted {
+    seeds: Vec<u64>,
+    scale: f64,
+    options: Options,
+    contenders: Vec<Contender>,
+    populations: Vec<Population>,
+    traces: Vec<(String, f64)>,
+}
+
 fn main() {
+    let wanted = wanted();
+    println!("seeds {:?}, scale {}, {:?}", wanted.seeds, wanted.scale, wanted.options.weights);
+    println!("mean seconds to the first token\n");
+    print!("{:<30}", "");
+    for contender in &wanted.contenders {
+        print!(" {:>12}", contender.name());
+    }
+    println!(" {:>12} {:>12} {:>12}", "to affinity", "to the best", "end to end");
+    if wanted.traces.is_empty() {
+        for population in &wanted.populations {
+            let fleet = |seed| {
+                let fleet = population.fleet(seed, wanted.scale);
+                (population.workload(seed, wanted.scale), Fleet { options: wanted.options.clone(), ..fleet })
+            };
+            line(
+                population.as_str(),
+                &wanted.seeds.iter().map(|seed| fleet(*seed)).collect::<Vec<_>>(),
+                &wanted,
+            );
+        }
+    }
+    for (path, speed) in &wanted.traces {
+        let text = std::fs::read_to_string(path).expect("the trace");
+        let workload = read_mooncake(path, &text, *speed).expect("a trace");
+        let name = path.rsplit('/').next().unwrap_or_default().trim_end_matches(".jsonl");
+        let fleet =
+            |seed| (workload.clone(), Fleet { options: wanted.options.clone(), seed, ..Fleet::default() });
+        let runs: Vec<_> = wanted.seeds.iter().map(|seed| fleet(*seed)).collect();
+        line(&format!("{name} x{speed}"), &runs, &wanted);
+    }
+}
+
+fn wanted() -> Wanted {
     let mut words = std::env::args().skip(1);
-    let (mut seeds, mut scale, mut options, mut traces) =
-        (vec![7u64, 8, 9], 1.0, Options::default(), Vec::new());
+    let mut wanted = Wanted {
+        seeds: vec![7, 8, 9],
+        scale: 1.0,
+        options: Options::default(),
+        contenders: Contender::all().into_iter().chain(Contender::bounds()).collect(),
+        populations: Population::ALL.to_vec(),
+        traces: Vec::new(),
+    };
     while let Some(word) = words.next() {
         let mut value = || words.next().expect("a value");
         match word.as_str() {
-            "--seeds" => seeds = value().split(',').map(|seed| seed.parse().expect("a number")).collect(),
-            "--scale" => scale = value().parse().expect("a number"),
-            "--tune" => tune(&mut options, &value()),
+            "--seeds" => {
+                wanted.seeds = value().split(',').map(|seed| seed.parse().expect("a number")).collect();
+            }
+            "--scale" => wanted.scale = value().parse().expect("a number"),
+            "--tune" => tune(&mut wanted.options, &value()),
+            "--only" => {
+                let names = value();
+                wanted.contenders.retain(|contender| names.split(',').any(|name| name == contender.name()));
+            }
+            "--populations" => {
+                let names = value();
+                wanted
+                    .populations
+                    .retain(|population| names.split(',').any(|name| name == population.as_str()));
+            }
             _ => {
                 let speed: f64 = value().parse().expect("a speed");
-                traces.push((word, speed));
+                wanted.traces.push((word, speed));
             }
         }
     }
-    println!("seeds {seeds:?}, scale {scale}, {:?}", options.weights);
-    println!("mean seconds to the first token\n");
-    let names: Vec<&str> = Contender::all().into_iter().map(Contender::name).collect();
-    print!("{:<30}", "");
-    for name in &names {
-        print!(" {name:>12}");
-    }
-    println!(" {:>12} {:>12} {:>12}", "to affinity", "to the best", "end to end");
-    if traces.is_empty() {
-        for population in Population::ALL {
-            let runs: Vec<(Workload, Fleet)> = seeds
-                .iter()
-                .map(|seed| {
-                    let fleet = Fleet { options: options.clone(), ..population.fleet(*seed, scale) };
-                    (population.workload(*seed, scale), fleet)
-                })
-                .collect();
-            line(population.as_str(), &runs);
-        }
-    }
-    for (path, speed) in traces {
-        let text = std::fs::read_to_string(&path).expect("the trace");
-        let workload = read_mooncake(&path, &text, speed).expect("a trace");
-        let name = path.rsplit('/').next().unwrap_or_default().trim_end_matches(".jsonl");
-        let runs: Vec<(Workload, Fleet)> = seeds
-            .iter()
-            .map(|seed| {
-                (workload.clone(), Fleet { options: options.clone(), seed: *seed, ..Fleet::default() })
-            })
-            .collect();
-        line(&format!("{name} x{speed}"), &runs);
-    }
+    wanted
 }
 
 fn tune(options: &mut Options, words: &str) {
@@ -76,7 +109,7 @@ fn tune(options: &mut Options, words: &str) {
     }
 }
 
-fn line(name: &str, runs: &[(Workload, Fleet)]) {
+fn line(name: &str, runs: &[(Workload, Fleet)], wanted: &Wanted) {
     let mean = |contender: Contender| {
         let sums: [f64; 2] = std::thread::scope(|scope| {
             let runs: Vec<_> = runs
@@ -88,20 +121,20 @@ fn line(name: &str, runs: &[(Workload, Fleet)]) {
         });
         sums.map(|sum| sum / runs.len() as f64)
     };
-    let means: Vec<(&str, [f64; 2])> =
-        Contender::all().into_iter().map(|contender| (contender.name(), mean(contender))).collect();
-    let of = |wanted: &str| means.iter().find(|(name, _)| *name == wanted).unwrap().1;
-    let ([work, whole], affinity) = (of("work"), of("session")[0].min(of("session_even")[0]));
-    let best = |at: usize| {
-        means
-            .iter()
-            .filter(|(name, _)| *name != "work")
-            .map(|(_, means)| means[at])
-            .fold(f64::INFINITY, f64::min)
-    };
+    let means: Vec<(Contender, [f64; 2])> =
+        wanted.contenders.iter().map(|contender| (*contender, mean(*contender))).collect();
+    let of = |name: &str| means.iter().find(|(other, _)| other.name() == name).map(|(_, means)| *means);
     print!("{name:<30}");
     for (_, [mean, _]) in &means {
         print!(" {mean:>12.4}");
     }
+    let Some([work, whole]) = of("work") else { return println!() };
+    let affinity = ["session", "session_even"].into_iter().filter_map(of).map(|[mean, _]| mean);
+    let best = |at: usize| {
+        let others =
+            means.iter().filter(|(other, _)| other.name() != "work" && !Contender::bounds().contains(other));
+        others.map(|(_, means)| means[at]).fold(f64::INFINITY, f64::min)
+    };
+    let affinity = affinity.fold(f64::INFINITY, f64::min);
     println!(" {:>12.3} {:>12.3} {:>12.3}", work / affinity, work / best(0), whole / best(1));
 }

@@ -1,8 +1,13 @@
 //! A prefix cache of blocks, least recently used first out. Blocks of running requests are pinned.
 
+use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::rc::Rc;
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
+
+/// What all engines of a fleet hold together, and never let go of: for bounds.
+pub(crate) type Pool = Rc<RefCell<FxHashSet<u64>>>;
 
 #[derive(Debug, Clone, Copy)]
 struct Entry {
@@ -22,6 +27,8 @@ pub(crate) struct Cache {
     pinned: u64,
     capacity: u64,
     clock: u64,
+    /// In the place of all of the above.
+    pool: Option<Pool>,
 }
 
 impl Cache {
@@ -33,24 +40,51 @@ impl Cache {
             pinned: 0,
             capacity,
             clock: 0,
+            pool: None,
         }
+    }
+
+    /// A cache of everything that is computed anywhere.
+    pub(crate) fn pooled(pool: Pool) -> Self {
+        Self { pool: Some(pool), ..Self::new(u64::MAX) }
+    }
+
+    /// Blocks for which there is room.
+    pub(crate) fn capacity(&self) -> u64 {
+        self.capacity
+    }
+
+    /// The part that is in use by requests.
+    pub(crate) fn usage(&self) -> f64 {
+        (self.pinned + self.private) as f64 / self.capacity as f64
     }
 
     /// Blocks from the first on that are there.
     pub(crate) fn found(&self, blocks: &[u64]) -> usize {
+        if let Some(pool) = &self.pool {
+            let pool = pool.borrow();
+            return blocks.iter().take_while(|block| pool.contains(block)).count();
+        }
         blocks.iter().take_while(|block| self.blocks.contains_key(block)).count()
     }
 
-    /// The same, as far as the router was told.
+    /// The same, as far as the router knows.
     pub(crate) fn announced(&self, blocks: &[u64]) -> usize {
-        let told = |block: &&u64| self.blocks.get(block).is_some_and(|entry| entry.visible);
-        blocks.iter().take_while(told).count()
+        if self.pool.is_some() {
+            return self.found(blocks);
+        }
+        let is_visible = |block: &&u64| self.blocks.get(block).is_some_and(|entry| entry.visible);
+        blocks.iter().take_while(is_visible).count()
     }
 
     /// Takes room for a request: its blocks, found or new, and private ones. Says how many were found, or
     /// `None` if there is no room.
     pub(crate) fn admit(&mut self, blocks: &[u64], private: u64) -> Option<usize> {
         let found = self.found(blocks);
+        if let Some(pool) = &self.pool {
+            pool.borrow_mut().extend(blocks);
+            return Some(found);
+        }
         let pinned_already = blocks[..found].iter().filter(|block| self.is_pinned(**block)).count() as u64;
         let needed = blocks.len() as u64 - pinned_already + private;
         if self.pinned + self.private + needed > self.capacity {
@@ -94,6 +128,10 @@ impl Cache {
 
     /// A request is over: its blocks may go, the last first, and what it filled stays as cached as the rest.
     pub(crate) fn release(&mut self, blocks: &[u64], private: u64, filled: &[u64]) {
+        if let Some(pool) = &self.pool {
+            pool.borrow_mut().extend(filled);
+            return;
+        }
         self.private -= private;
         for block in filled.iter().rev() {
             let room = (self.blocks.len() as u64 + self.private) < self.capacity;
@@ -132,7 +170,9 @@ impl Cache {
     }
 
     pub(crate) fn clear(&mut self) {
-        *self = Self::new(self.capacity);
+        if self.pool.is_none() {
+            *self = Self::new(self.capacity);
+        }
     }
 }
 

@@ -3,7 +3,9 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
-use crate::cache::Cache;
+use kvplane_route::Load;
+
+use crate::cache::{Cache, Pool};
 use crate::trace::Request;
 
 /// What an engine takes for what.
@@ -37,7 +39,7 @@ impl Default for Speed {
 }
 
 /// A request on an engine.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Job {
     request: usize,
     cached: u64,
@@ -68,6 +70,8 @@ pub(crate) struct Engine {
     computed: Vec<(usize, u64, u64)>,
     pub(crate) stepping: bool,
     pub(crate) up: bool,
+    /// When the step under way ends.
+    ends: f64,
     pub(crate) busy: f64,
 }
 
@@ -85,6 +89,7 @@ impl Engine {
             computed: Vec::new(),
             stepping: false,
             up: true,
+            ends: 0.0,
             busy: 0.0,
         }
     }
@@ -93,8 +98,50 @@ impl Engine {
         self.waiting.push_back(request);
     }
 
+    /// What its metrics say.
+    pub(crate) fn load(&self) -> Load {
+        Load {
+            running: (self.prefilling.len() + self.decoding.len()) as u32,
+            waiting: self.waiting.len() as u32,
+            waiting_tokens: None,
+            kv_usage: Some(self.cache.usage()),
+            kv_capacity: Some(self.cache.capacity().saturating_mul(self.block)),
+        }
+    }
+
+    /// When a request that comes now would have its first token, if no other came: exactly, but for room in
+    /// the cache, of which there is enough.
+    pub(crate) fn foresee(&self, requests: &[Request], request: usize, now: f64) -> f64 {
+        let pool = Pool::default();
+        for &waiting in self.waiting.iter().chain([&request]) {
+            let blocks = &requests[waiting].blocks;
+            pool.borrow_mut().extend(&blocks[..self.cache.found(blocks)]);
+        }
+        let mut twin = Self {
+            cache: Cache::pooled(pool),
+            waiting: self.waiting.clone(),
+            prefilling: self.prefilling.clone(),
+            decoding: self.decoding.clone(),
+            computed: self.computed.clone(),
+            ..*self
+        };
+        twin.send(request);
+        let mut at = now;
+        if twin.stepping {
+            at = twin.ends;
+            twin.end(requests);
+        }
+        while let Some(seconds) = twin.begin(requests, at) {
+            at += seconds;
+            if twin.end(requests).first.iter().any(|(first, _)| *first == request) {
+                return at;
+            }
+        }
+        f64::INFINITY
+    }
+
     /// Begins a step; says how long it takes, or `None` if there is nothing to do.
-    pub(crate) fn begin(&mut self, requests: &[Request]) -> Option<f64> {
+    pub(crate) fn begin(&mut self, requests: &[Request], now: f64) -> Option<f64> {
         let mut budget = self.speed.chunk;
         let mut seconds = 0.0;
         let mut at = 0;
@@ -117,6 +164,7 @@ impl Engine {
         let decoding = self.decoding.len() as f64 * self.speed.sequence;
         seconds += self.speed.step + decoding + self.kv_tokens as f64 * self.speed.kv_token;
         self.busy += seconds;
+        self.ends = now + seconds;
         self.stepping = true;
         Some(seconds)
     }
@@ -181,6 +229,11 @@ impl Engine {
         self.kv_tokens -= request.prompt + request.output / 2;
         let private = self.private(request);
         self.cache.release(&request.blocks, private, &request.filled);
+    }
+
+    /// Holds what any engine with the same pool has computed.
+    pub(crate) fn share(&mut self, pool: Pool) {
+        self.cache = Cache::pooled(pool);
     }
 
     /// Everything is gone; says which requests were there.

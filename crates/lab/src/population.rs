@@ -14,6 +14,8 @@ pub enum Population {
     Sessions,
     /// Sessions of very different size and haste.
     HotSessions,
+    /// Agents that ask many things at once: a session is more than an engine.
+    Agents,
     /// Documents of Zipf popularity, asked about by many users.
     Documents,
     /// One prefix in most prompts.
@@ -30,9 +32,10 @@ pub enum Population {
 
 impl Population {
     /// Every population.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Sessions,
         Self::HotSessions,
+        Self::Agents,
         Self::Documents,
         Self::HotPrefix,
         Self::Bursts,
@@ -46,6 +49,7 @@ impl Population {
         match self {
             Self::Sessions => "sessions",
             Self::HotSessions => "hot_sessions",
+            Self::Agents => "agents",
             Self::Documents => "documents",
             Self::HotPrefix => "hot_prefix",
             Self::Bursts => "bursts",
@@ -63,6 +67,9 @@ impl Population {
             }
             Self::HotSessions => {
                 "sessions of 2 to 40 turns, 500 to 24,000 tokens at first, 0.2 to 8 s between turns; two thirds fit"
+            }
+            Self::Agents => {
+                "sessions of 4 to 12 rounds over a context of 3,000 to 12,000 tokens; each round asks 2 to 24 things at once, of 100 to 600 tokens each, and adds 300 to 1,000 to the context; a new one every 1.2 s"
             }
             Self::Documents => {
                 "96 documents of 4,000 tokens, Zipf 1.0, questions of 60 to 200 tokens, 50 to 150 generated; caches hold all documents about twice over all engines"
@@ -84,7 +91,7 @@ impl Population {
         let usual = Fleet { seed, ..Fleet::default() };
         match self {
             Self::Sessions => Fleet { capacity: 600_000, ..usual },
-            Self::HotSessions => Fleet { capacity: 300_000, ..usual },
+            Self::HotSessions | Self::Agents => Fleet { capacity: 300_000, ..usual },
             Self::Documents => Fleet { capacity: 110_000, ..usual },
             Self::HotPrefix | Self::Bursts => Fleet { capacity: 200_000, ..usual },
             Self::Restart => {
@@ -103,6 +110,7 @@ impl Population {
         match self {
             Self::Sessions => maker.sessions(seconds),
             Self::HotSessions => maker.hot_sessions(seconds),
+            Self::Agents => maker.agents(seconds),
             Self::Documents | Self::SharedRouters | Self::SeparateRouters => maker.documents(seconds),
             Self::HotPrefix => maker.hot_prefix(seconds),
             Self::Bursts => maker.bursts(seconds),
@@ -188,6 +196,29 @@ impl Maker {
                 self.grow(&mut text, more);
                 let last = self.ask(start, Some(session), &mut text, output);
                 start = Start::After(last, self.random.wait(think));
+            }
+        }
+    }
+
+    fn agents(&mut self, seconds: f64) {
+        let mut at = 0.0;
+        while at < seconds {
+            at += self.random.wait(1.2);
+            let session = self.session();
+            let size = self.random.between(3_000, 12_000);
+            let mut context = self.text(size);
+            let mut start = Start::At(at);
+            for _ in 0..self.random.between(4, 12) {
+                let mut last = 0;
+                for _ in 0..self.random.between(2, 24) {
+                    let mut text = context.clone();
+                    let (more, output) = (self.random.between(100, 600), self.random.between(50, 300));
+                    self.grow(&mut text, more);
+                    last = self.ask(start, Some(session), &mut text, output);
+                }
+                let more = self.random.between(300, 1_000);
+                self.grow(&mut context, more);
+                start = Start::After(last, self.random.wait(1.0));
             }
         }
     }

@@ -6,6 +6,7 @@ use std::collections::BinaryHeap;
 use kvplane_core::Trust;
 use kvplane_route::{Ask, BookingId, Candidate, Options, Outline, Policy, Role, Router, Slot, Standing};
 
+use crate::cache::Pool;
 use crate::engine::{Engine, Speed};
 use crate::summary::{Row, Summary};
 use crate::trace::{Request, Start, Workload};
@@ -23,6 +24,8 @@ pub struct Fleet {
     pub routers: usize,
     /// All routers use the same bookings.
     pub shared: bool,
+    /// How often each router reads how busy engines are, in seconds.
+    pub reports: f64,
     /// What goes wrong.
     pub fault: Option<Fault>,
     /// What routers go by.
@@ -50,6 +53,7 @@ impl Default for Fleet {
             speed: Speed::default(),
             routers: 1,
             shared: true,
+            reports: 1.0,
             fault: None,
             options: Options::default(),
             seed: 1,
@@ -64,10 +68,20 @@ pub enum Contender {
     Policy(Policy),
     /// Sessions are dealt out to engines one after the other, and stay: what session affinity is at its best.
     EvenSession,
+    /// No policy but a bound: where the first token will come first, known exactly, whatever that does to others.
+    Foresight,
+    /// No policy but a bound: the same, and every engine holds whatever any has computed or begun to, for
+    /// ever. Nothing is computed twice, and nobody is bound to an engine.
+    SharedCache,
 }
 
 impl Contender {
-    /// Everybody.
+    /// What no router can know or have: how far policies are from it.
+    pub fn bounds() -> [Self; 2] {
+        [Self::Foresight, Self::SharedCache]
+    }
+
+    /// Every policy.
     pub fn all() -> Vec<Self> {
         Policy::ALL.into_iter().map(Self::Policy).chain([Self::EvenSession]).collect()
     }
@@ -77,6 +91,8 @@ impl Contender {
         match self {
             Self::Policy(policy) => policy.as_str(),
             Self::EvenSession => "session_even",
+            Self::Foresight => "foresight",
+            Self::SharedCache => "shared_cache",
         }
     }
 }
@@ -127,6 +143,9 @@ struct Run<'a> {
     followers: Vec<Vec<(usize, f64)>>,
     /// Nobody could take them; they come again when an engine is back.
     stranded: Vec<usize>,
+    /// How often routers read how busy engines are, and each router's last round.
+    reports: f64,
+    rounds: Vec<f64>,
 }
 
 /// Runs a workload under a policy.
@@ -145,6 +164,7 @@ impl<'a> Run<'a> {
         let policy = match contender {
             Contender::Policy(policy) => policy,
             Contender::EvenSession => Policy::Session,
+            Contender::Foresight | Contender::SharedCache => Policy::Work,
         };
         let routers = if fleet.shared { 1 } else { fleet.routers.max(1) };
         let router = |at: usize| {
@@ -174,7 +194,13 @@ impl<'a> Run<'a> {
             bookings: vec![None; count],
             followers: vec![Vec::new(); count],
             stranded: Vec::new(),
+            reports: fleet.reports,
+            rounds: vec![f64::NEG_INFINITY; routers],
         };
+        if contender == Contender::SharedCache {
+            let pool = Pool::default();
+            run.engines.iter_mut().for_each(|engine| engine.share(pool.clone()));
+        }
         for (at, request) in workload.requests.iter().enumerate() {
             match request.start {
                 Start::At(seconds) => run.push(seconds, What::Arrive(at)),
@@ -222,7 +248,11 @@ impl<'a> Run<'a> {
 
     fn route(&mut self, at: usize, now: f64) {
         let request: &Request = &self.workload.requests[at];
+        if Contender::bounds().contains(&self.contender) {
+            return self.foresee(at, now);
+        }
         let router = at % self.routers.len();
+        self.report(router, now);
         let outline = Outline::of_units(request.blocks.iter().copied(), self.workload.block);
         let candidates: Vec<Candidate> = self
             .engines
@@ -265,12 +295,38 @@ impl<'a> Run<'a> {
         self.step(engine, now);
     }
 
+    /// Sends a request where its first token comes first.
+    fn foresee(&mut self, at: usize, now: f64) {
+        let requests = &self.workload.requests;
+        let engines = self.engines.iter().enumerate().filter(|(_, engine)| engine.up);
+        let first = engines.map(|(which, engine)| (engine.foresee(requests, at, now), which));
+        let Some((_, engine)) = first.min_by(|one, other| one.0.total_cmp(&other.0)) else {
+            self.stranded.push(at);
+            return;
+        };
+        self.engines[engine].send(at);
+        self.step(engine, now);
+    }
+
+    /// A router reads how busy engines are, if it is time. Routers do it at different moments.
+    fn report(&mut self, router: usize, now: f64) {
+        let round = (now / self.reports + router as f64 / self.routers.len() as f64).floor();
+        if self.rounds[router] >= round {
+            return;
+        }
+        self.rounds[router] = round;
+        let until = now + 3.0 * self.reports + 2.0;
+        for (slot, engine) in self.engines.iter().enumerate().filter(|(_, engine)| engine.up) {
+            self.routers[router].report_load(Slot(slot as u32), engine.load(), now, until);
+        }
+    }
+
     /// Begins a step, unless one is under way or there is nothing to do.
     fn step(&mut self, engine: usize, now: f64) {
         if self.engines[engine].stepping {
             return;
         }
-        if let Some(seconds) = self.engines[engine].begin(&self.workload.requests) {
+        if let Some(seconds) = self.engines[engine].begin(&self.workload.requests, now) {
             let life = self.lives[engine];
             self.push(now + seconds, What::StepEnds(engine, life));
         }

@@ -1,4 +1,5 @@
-//! The orderings that routing rests on, over small seeded populations. The seeds here were not used for tuning (that was 1).
+//! The orderings that routing rests on, over small seeded populations. The seeds here were not used for
+//! tuning (that was 1).
 
 use kvplane_lab::{Contender, Population, Summary, run};
 use kvplane_route::Policy;
@@ -30,6 +31,30 @@ fn where_sessions_share_documents_affinity_is_left_behind() {
         }
         assert!(work < mean(population, 7, Contender::Policy(Policy::RoundRobin)));
         assert!(work < mean(population, 7, Contender::Policy(Policy::LeastWork)));
+    }
+}
+
+#[test]
+fn a_session_that_is_more_than_an_engine_is_spread() {
+    let affinity = mean(Population::Agents, 7, Contender::EvenSession);
+    assert!(work(Population::Agents, 7) <= 0.85 * affinity);
+}
+
+#[test]
+fn routers_that_know_nothing_of_each_other_lose_to_nobody() {
+    let work = work(Population::SeparateRouters, 7);
+    for contender in Contender::all().into_iter().filter(|other| *other != Contender::Policy(Policy::Work)) {
+        let other = mean(Population::SeparateRouters, 7, contender);
+        assert!(work <= 1.05 * other, "{}: {work} {other}", contender.name());
+    }
+}
+
+#[test]
+fn no_policy_is_better_than_what_no_router_can_have() {
+    for population in [Population::Sessions, Population::HotSessions, Population::Restart] {
+        let bound = mean(population, 7, Contender::SharedCache);
+        assert!(bound < work(population, 7), "{}", population.as_str());
+        assert!(bound < mean(population, 7, Contender::Foresight), "{}", population.as_str());
     }
 }
 

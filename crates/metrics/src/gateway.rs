@@ -21,17 +21,23 @@ pub struct GatewayRows {
     pub without_tokens: Vec<(&'static str, u64)>,
     /// Answers, by how they ended.
     pub ended: Vec<(&'static str, u64)>,
-    /// Requests that were sent once more, by why.
+    /// Retried requests, by reason.
     pub retries: Vec<(&'static str, u64)>,
     /// Requests refused by a caller's limit.
     pub limited: Vec<(&'static str, u64)>,
+    /// Prompts of engines that only decode, by where they were computed.
+    pub prefills: Vec<(&'static str, u64)>,
+    /// Traced requests, by what came of their traces.
+    pub traces: Vec<(&'static str, u64)>,
+    /// Requests refused at a bound of the gateway.
+    pub refused: Vec<(&'static str, u64)>,
     /// Retries that were not made.
     pub unretried: u64,
     /// Prompts sent as ids.
     pub forwarded_ids: u64,
     /// Endpoints found not to take ids.
     pub withdrawn_ids: u64,
-    /// Requests under way.
+    /// Requests in progress.
     pub in_flight: u64,
     /// Bytes of bodies.
     pub held_bytes: u64,
@@ -58,6 +64,9 @@ impl Collector for GatewayRows {
             (gateway::ENDED, "how", &self.ended),
             (gateway::RETRIES, "reason", &self.retries),
             (gateway::LIMITED, "limit", &self.limited),
+            (gateway::PREFILLS, "where", &self.prefills),
+            (gateway::TRACES, "how", &self.traces),
+            (gateway::REFUSED, "reason", &self.refused),
         ];
         for (family, label, counts) in labelled {
             let mut metric = family.begin(&mut encoder)?;

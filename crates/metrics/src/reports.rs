@@ -58,8 +58,8 @@ impl ReportRows {
             Row { report, pending, counts }
         };
         // A duplicate tells nothing, and would have the labels of the one that does.
-        let told = reports.replicas().into_iter().filter(|report| !report.is_duplicate());
-        Self { rows: told.map(row).collect(), withheld: reports.withheld() }
+        let reported = reports.replicas().into_iter().filter(|report| !report.is_duplicate());
+        Self { rows: reported.map(row).collect(), withheld: reports.withheld() }
     }
 }
 
@@ -84,7 +84,7 @@ impl Collector for ReportRows {
             }
         }
         let counters: [Count; 8] = [
-            (families::TOLD_BLOCKS, |c| c.told_blocks),
+            (families::TOLD_BLOCKS, |c| c.reported_blocks),
             (families::EVICTED_BLOCKS, |c| c.evicted_blocks),
             (families::REFRESHED_BLOCKS, |c| c.refreshed_blocks),
             (families::REFUSED_BLOCKS, |c| c.refused_blocks),

@@ -34,11 +34,11 @@ pub struct RouteRows {
     pub polls: Vec<(&'static str, u64)>,
     /// Bookings that are not over.
     pub bookings: u64,
-    /// Those of them that other planes told of.
-    pub told_bookings: u64,
+    /// Those of them that other planes reported.
+    pub remote_bookings: u64,
     /// Planes that share bookings, by which follows which.
     pub planes: [(&'static str, u64); 2],
-    /// What they told and were told.
+    /// Updates that they sent and received.
     pub updates: [(&'static str, u64); 2],
     /// What of that was dropped, by reason.
     pub updates_refused: Vec<(&'static str, u64)>,
@@ -98,7 +98,7 @@ impl Collector for RouteRows {
             gauge(count, metric.encode_family(&[("how", how)])?)?;
         }
         gauge(self.bookings, routes::BOOKINGS.begin(&mut encoder)?)?;
-        gauge(self.told_bookings, routes::TOLD_BOOKINGS.begin(&mut encoder)?)?;
+        gauge(self.remote_bookings, routes::TOLD_BOOKINGS.begin(&mut encoder)?)?;
         gauge(self.receipt_bytes, routes::RECEIPT_BYTES.begin(&mut encoder)?)?;
         let LatenciesRead { sum, count, buckets } = &self.took;
         routes::DECISION_SECONDS

@@ -62,7 +62,7 @@ pub(crate) fn plan(backend: &Backend, verb: &Verb) -> Result<Vec<Ask>, String> {
         }
     }
     if asks.is_empty() && reasons.is_empty() {
-        reasons.push("nobody to ask: the engine has neither an http nor a grpc address".to_owned());
+        reasons.push("the engine has neither an http nor a grpc address".to_owned());
     }
     if asks.is_empty() { Err(reasons.join("; ")) } else { Ok(asks) }
 }
@@ -204,9 +204,9 @@ fn tree_note(flush: &Flush) -> Option<&'static str> {
     flush.reset_external.then_some("a storage backend, if there is one, is not reached by it")
 }
 
-fn flush_message(flush: &Flush, untold: &[&'static str]) -> Result<Content, Vec<&'static str>> {
-    if !untold.is_empty() {
-        return Err(untold.to_vec());
+fn flush_message(flush: &Flush, unsupported: &[&'static str]) -> Result<Content, Vec<&'static str>> {
+    if !unsupported.is_empty() {
+        return Err(unsupported.to_vec());
     }
     let message = FlushCacheRequest { timeout_s: flush.timeout.as_secs_f32() };
     let message = message.encode_to_vec().into();
@@ -230,8 +230,8 @@ fn profile_options(profile: &Profile) -> Vec<&'static str> {
 }
 
 /// The options that are set and not accepted.
-fn untold(profile: &Profile, told: &[&str]) -> Vec<&'static str> {
-    profile_options(profile).into_iter().filter(|option| !told.contains(option)).collect()
+fn unsupported(profile: &Profile, supported: &[&str]) -> Vec<&'static str> {
+    profile_options(profile).into_iter().filter(|option| !supported.contains(option)).collect()
 }
 
 /// What the names of traces begin with.
@@ -246,10 +246,10 @@ fn vllm_profile(profile: &Profile, version: Option<Version>) -> Result<Content, 
     if !since(version, Version(0, 32, 0)) {
         return none_of(&profile_options(profile), Some(NO_ID));
     }
-    let told = ["prefix", "start_step", "num_steps"];
-    let untold = untold(profile, &told);
-    if !untold.is_empty() {
-        return Err(untold);
+    let supported = ["prefix", "start_step", "num_steps"];
+    let unsupported = unsupported(profile, &supported);
+    if !unsupported.is_empty() {
+        return Err(unsupported);
     }
     // No other key: the server refuses what it does not know.
     let mut body = Map::new();
@@ -287,20 +287,20 @@ fn some_of(list: &[String]) -> Option<Vec<String>> {
 }
 
 fn profile_message(profile: &Profile) -> Result<Content, Vec<&'static str>> {
-    let told =
+    let supported =
         ["output_dir", "start_step", "num_steps", "activities", "with_stack", "record_shapes", "by_stage"];
-    let mut untold = untold(profile, &told);
+    let mut unsupported = unsupported(profile, &supported);
     let mut step = |name, value: Option<u32>| {
-        let told = value.map(i32::try_from).transpose();
-        told.unwrap_or_else(|_| {
-            untold.push(name);
+        let number = value.map(i32::try_from).transpose();
+        number.unwrap_or_else(|_| {
+            unsupported.push(name);
             None
         })
     };
     let (start_step, num_steps) =
         (step("start_step", profile.start_step), step("num_steps", profile.num_steps));
-    if !untold.is_empty() {
-        return Err(untold);
+    if !unsupported.is_empty() {
+        return Err(unsupported);
     }
     // The message has no field for a name: a folder of its own tells the recording from others.
     let output_dir =

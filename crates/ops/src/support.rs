@@ -142,11 +142,11 @@ pub enum Reads {
 
 const DEV_MODE: &str = "the server's development endpoints are off: start it with VLLM_SERVER_DEV_MODE=1";
 const NO_PROFILER: &str = "no profiler is configured: start the server with --profiler-config (before that option: VLLM_TORCH_PROFILER_DIR)";
-const NO_PAGE: &str = "the server has no such page: an older release, or another kind of engine";
+const NO_PAGE: &str = "the server has no such endpoint: an older release, or another kind of engine";
 const NO_METHOD: &str = "the server does not have the method: an older release, or another kind of engine";
 
-const ELSEWHERE: &str = "it is an engine of another plane: ask that plane";
-const WHICH_ENGINE: &str = "what is behind a relay's HTTP server is not known: it is asked over gRPC";
+const ELSEWHERE: &str = "it is an engine of another kvplane: ask that one";
+const WHICH_ENGINE: &str = "the engine behind a relay's HTTP server is unknown: use gRPC";
 const TRTLLM_FLUSH: &str = "TensorRT-LLM has no call that clears its cache";
 const TRTLLM_PROFILE: &str = "TensorRT-LLM has no call that starts a profile";
 const TRTLLM_LOADS: &str =
@@ -155,7 +155,7 @@ const MLX_FLUSH: &str = "MLX has no operations on its cache";
 const MLX_PROFILE: &str = "MLX has no call that starts a profile";
 const NO_LOADS: &str = "the service has no loads";
 const NUDGE_IDLE: &str = "it publishes its clear by itself when it is idle";
-const NUDGE_NEVER: &str = "it publishes no clear, whatever it is sent";
+const NUDGE_NEVER: &str = "it never publishes a clear";
 const NUDGE_GRPC: &str = "a nudge goes over HTTP: prompts are not sent over SMG's services";
 
 /// How `speaker` is asked for `verb`.

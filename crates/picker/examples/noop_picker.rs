@@ -1,5 +1,5 @@
-//! A picker that decides nothing: it collects a request's body, names one endpoint, and sends all bodies back. What Envoy and gRPC take
-//! by themselves; `make bench-picker` measures kvplane beside it.
+//! A picker that decides nothing: it collects a request's body, names one endpoint, and sends all bodies
+//! back. What Envoy and gRPC take by themselves; `make bench-picker` measures kvplane beside it.
 //!
 //! `noop_picker LISTEN ENDPOINT`
 

@@ -35,7 +35,7 @@ impl From<Refusal> for Decided {
 }
 
 /// Decides. Always comes to an end: what takes too long is decided without it. After the pick there is
-/// nothing to wait for, so that whoever drops this has booked nothing.
+/// nothing to wait for, so that dropping this books nothing.
 pub(crate) async fn decide(shared: Arc<Shared>, request: Request) -> Decided {
     match attempt(&shared, request).await {
         Ok(decided) => decided,
@@ -187,7 +187,9 @@ fn tokenize(shared: &Shared, asked: &mut Asked) -> Result<Tokens, NoTokens> {
     match asked.prompt.take() {
         None if asked.model.is_empty() => Err(NoTokens::NoPrompt),
         None => Err(NoTokens::OtherApi),
-        Some(Prompt::Ids(ids)) => Ok(Tokens { model: asked.model.clone(), adapter: None, ids, proven: true }),
+        Some(Prompt::Ids(ids)) => {
+            Ok(Tokens { model: asked.model.clone(), adapter: None, ids, proven: true, ..Tokens::default() })
+        }
         Some(Prompt::Text(prompt)) => shared.plane.tokenize(&asked.model, prompt),
     }
 }
@@ -222,7 +224,13 @@ struct Turn<'a> {
 }
 
 impl Turn<'_> {
-    fn ask(&self, tokens: Result<&Tokens, NoTokens>, role: Role, limit: usize) -> Result<Chosen, PickError> {
+    fn ask(
+        &self,
+        tokens: Result<&Tokens, NoTokens>,
+        role: Role,
+        limit: usize,
+        with: Option<&str>,
+    ) -> Result<Chosen, PickError> {
         self.shared.plane.pick(&Ask {
             model: &self.asked.model,
             tokens,
@@ -233,6 +241,7 @@ impl Turn<'_> {
             allowed: self.allowed,
             role,
             limit,
+            with,
         })
     }
 
@@ -249,10 +258,10 @@ impl Turn<'_> {
         let answers = 1 + self.shared.options.fallbacks;
         let limit = if self.pulls() { self.pool.endpoints().len().max(answers) } else { answers };
         let mut known = tokens.as_ref().map_err(|why| *why);
-        let mut chosen = self.ask(known, role, limit);
+        let mut chosen = self.ask(known, role, limit, None);
         if let (Err(PickError::Invalid(_)), Ok(_)) = (&chosen, known) {
             known = Err(NoTokens::NotRendered);
-            chosen = self.ask(known, role, limit);
+            chosen = self.ask(known, role, limit, None);
         }
         let mut chosen = match chosen {
             Ok(chosen) => chosen,
@@ -290,8 +299,12 @@ impl Turn<'_> {
             let from = self.shared.options.prefill_from;
             if from > 0
                 && uncached >= from
-                && let Ok(prefill) =
-                    self.ask(known, Role::Prefill, if self.pulls() { self.pool.endpoints().len() } else { 1 })
+                && let Ok(prefill) = self.ask(
+                    known,
+                    Role::Prefill,
+                    if self.pulls() { self.pool.endpoints().len() } else { 1 },
+                    Some(&chosen.receipt),
+                )
             {
                 let place = prefill.endpoints[0].place;
                 computes = (place, prefill.endpoints[0].cached);

@@ -7,9 +7,9 @@
 //!   └───────────────────────────────┘         └──────────────────> Over (an answer in the engine's place)
 //! ```
 //!
-//! What Envoy waits for depends on how it was told to send bodies:
+//! What Envoy waits for depends on how it is configured to send bodies:
 //!
-//! | request body | when the pick is asked for | where it is told |
+//! | request body | when the pick is asked for | where it is sent |
 //! |---|---|---|
 //! | full duplex | at the end of the body | with the headers; the body is sent back behind them |
 //! | buffered | at the body; the headers are answered at once | with the body |
@@ -54,7 +54,7 @@ pub(crate) struct Request {
 pub(crate) struct Go {
     /// Addresses, the best first.
     pub(crate) endpoints: Vec<String>,
-    /// What each was worth, where that is told.
+    /// What each was worth, where that is reported.
     pub(crate) scores: Vec<(String, f64)>,
     /// Headers for the engine.
     pub(crate) headers: Vec<(&'static str, String)>,
@@ -117,7 +117,7 @@ enum Phase {
     Over,
 }
 
-/// Where the verdict is told.
+/// Where the verdict is sent.
 #[derive(Debug)]
 enum Place {
     /// With the headers, and with the body behind them.
@@ -233,6 +233,16 @@ impl Exchange {
                 self.progress(true);
             }
         }
+    }
+
+    /// The request was sent on, and its answer passes: nothing is asked for any more.
+    pub(crate) fn is_sent(&self) -> bool {
+        matches!(self.phase, Phase::Sent)
+    }
+
+    /// Nobody waits for a pick any more.
+    pub(crate) fn is_decided(&self) -> bool {
+        matches!(self.phase, Phase::Sent | Phase::Over)
     }
 
     /// The stream is over: nothing more comes from Envoy.

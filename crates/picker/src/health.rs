@@ -11,7 +11,8 @@ use crate::service::Shared;
 
 /// Answers while the process does.
 const ALIVE: [&str; 1] = ["liveness"];
-/// Answer while requests can be decided: the probes of llm-d's and of the reference picker, Envoy's own check, and no name at all.
+/// Answer while requests can be decided: the probes of llm-d's and of the reference picker, Envoy's own
+/// check, and no name at all.
 const READY: [&str; 4] =
     ["readiness", "envoy.service.ext_proc.v3.ExternalProcessor", "inference-extension", ""];
 /// How often it is looked whether requests can be decided.

@@ -6,9 +6,10 @@
 //!                        └────────────────────────┴── first byte, end, usage ──────────────┘
 //! ```
 //!
-//! An [`Exchange`] is the state of one HTTP request, without IO. What a decision is made of (the index, bookings, receipts) is behind
-//! [`Plane`](kvplane_inference::Plane): `/v1/pick` and this crate ask the same one. Bodies pass through unread but for one scan of the request and the usage
-//! of the response; no text leaves this crate but to Envoy and to the tokenizer.
+//! An [`Exchange`] is the state of one HTTP request, without IO. What a decision is made of (the index,
+//! bookings, receipts) is behind [`Plane`](kvplane_inference::Plane): `/v1/pick` and this crate ask the same
+//! one. Bodies pass through unread but for one scan of the request and the usage of the response; no text
+//! leaves this crate but to Envoy and to the tokenizer.
 
 mod decide;
 mod endpoints;
@@ -19,6 +20,7 @@ mod llmd;
 mod message;
 mod names;
 mod options;
+mod pace;
 mod refusal;
 mod rewrite;
 mod rules;
@@ -41,6 +43,7 @@ pub use endpoints::{EndpointsError, read as read_endpoints};
 pub use envoy_config::{Bootstrap, bootstrap};
 pub use llmd::{LlmdConfig, LlmdError, read as read_llmd_config};
 pub use options::Options;
+pub use pace::{Paced, PacedInfo};
 pub use refusal::Refusal;
 pub use rewrite::{Rewrite, Rewrites, Target};
 pub use rules::Rules;

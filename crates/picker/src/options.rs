@@ -60,7 +60,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// How long a prompt of so many bytes may take.
+    /// How long a prompt of a given number of bytes may take.
     pub(crate) fn tokenize_within(&self, bytes: usize) -> Duration {
         const PER_MILLISECOND: usize = 4 << 10;
         self.tokenize_timeout + Duration::from_millis((bytes / PER_MILLISECOND) as u64)

@@ -60,7 +60,7 @@ impl Refusal {
         Self { status, kind, message: message.into(), dropped: None, retry_after: None }
     }
 
-    /// As Envoy is told.
+    /// As it is sent to Envoy.
     pub(crate) fn response(&self) -> proto::ProcessingResponse {
         let body = serde_json::json!({
             "error": { "message": self.message, "type": self.kind, "code": self.status },

@@ -2,8 +2,9 @@
 //!
 //! # Where they come from
 //!
-//! A [`Picker`](crate::Picker) reads [`Rules`] from a `tokio::sync::watch` and knows nothing of where they come from. Whoever knows
-//! (the configuration, a file, a cluster) makes a whole new `Rules` when anything changes, and sends it:
+//! A [`Picker`](crate::Picker) reads [`Rules`] from a `tokio::sync::watch` and knows nothing of where they
+//! come from. What does (the configuration, a file, a cluster) makes a whole new `Rules` when anything
+//! changes, and sends it:
 //!
 //! ```text
 //! let (rules, followed) = tokio::sync::watch::channel(Arc::new(Rules::default()));     // not synced: the picker is not ready
@@ -20,8 +21,9 @@
 //! }));
 //! ```
 //!
-//! A request is decided by the `Rules` of one moment. When the sender is dropped the last ones stay. Sending costs a rebuild of who is
-//! behind which endpoint at the next pick: changes that come together are sent together. An unchanged pool is sent as the same `Arc`.
+//! A request is decided by the `Rules` of one moment. When the sender is dropped the last ones stay. Sending
+//! costs a rebuild of who is behind which endpoint at the next pick: changes that come together are sent
+//! together. An unchanged pool is sent as the same `Arc`.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -5,10 +5,11 @@ use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::task::Poll;
 use std::time::Instant;
 
 use futures::future::BoxFuture;
-use futures::{Stream, StreamExt as _};
+use futures::{Stream, StreamExt as _, poll};
 use kvplane_inference::{Endpoint, Plane, Pool, Report};
 use kvplane_proto::envoy::server::external_processor_server::{ExternalProcessor, ExternalProcessorServer};
 use kvplane_proto::{Received, Reply};
@@ -21,6 +22,7 @@ use crate::decide::{Decided, decide};
 use crate::exchange::{Budget, End, Ending, Exchange, Output};
 use crate::health;
 use crate::options::Options;
+use crate::pace::{PacedInfo, Turn};
 use crate::rules::Rules;
 use crate::stats::{Ended, Stats};
 
@@ -97,11 +99,7 @@ impl Ticket {
         });
         if let Some(served) = ending.served.as_ref().filter(|served| **served != self.picked) {
             self.shared.stats.count_wrong_endpoint();
-            tracing::warn!(
-                picked = self.picked,
-                served,
-                "another endpoint answered than the one that was picked"
-            );
+            tracing::warn!(picked = self.picked, served, "an endpoint other than the picked one answered");
         }
         let report = Report {
             finished,
@@ -198,6 +196,9 @@ impl Picker {
     }
 }
 
+/// Messages of one stream that are taken before anything is sent: their bytes have room in its window.
+const AT_ONCE: usize = 64;
+
 type Outgoing = Pin<Box<dyn Stream<Item = Result<Reply, Status>> + Send>>;
 
 #[tonic::async_trait]
@@ -205,15 +206,16 @@ impl ExternalProcessor for Picker {
     type ProcessStream = Outgoing;
 
     async fn process(&self, request: Request<Streaming<Received>>) -> Result<Response<Outgoing>, Status> {
-        let conversation = Box::new(Conversation::new(self.shared.clone(), request.into_inner()));
+        let turn = request.extensions().get::<PacedInfo>().map(|info| info.waiting.begin());
+        let conversation = Box::new(Conversation::new(self.shared.clone(), request.into_inner(), turn));
         let outgoing = futures::stream::unfold(conversation, |mut conversation| async move {
-            conversation.next().await.map(|message| (Ok(message), conversation))
+            conversation.next().await.map(|message| (message, conversation))
         });
         Ok(Response::new(outgoing.boxed()))
     }
 }
 
-/// One stream. It is driven by whoever reads its messages: what Envoy does not read holds up what is read
+/// One stream. Reading its messages drives it: what Envoy does not read holds up what is read
 /// from it.
 struct Conversation {
     shared: Arc<Shared>,
@@ -225,10 +227,15 @@ struct Conversation {
     outputs: Vec<Output>,
     ticket: Option<Ticket>,
     closing: bool,
+    /// While its request waits for the pick, its connection is read at once.
+    turn: Option<Turn>,
+    /// Why no more is read. The stream ends with it: to Envoy, one that ends well before it was answered is
+    /// an empty answer.
+    failed: Option<Status>,
 }
 
 impl Conversation {
-    fn new(shared: Arc<Shared>, incoming: Streaming<Received>) -> Self {
+    fn new(shared: Arc<Shared>, incoming: Streaming<Received>, turn: Option<Turn>) -> Self {
         shared.stats.stream_began();
         let exchange = Exchange::new(shared.budget.clone());
         Self {
@@ -240,17 +247,19 @@ impl Conversation {
             outputs: Vec::new(),
             ticket: None,
             closing: false,
+            turn,
+            failed: None,
         }
     }
 
     /// The next message for Envoy; `None` when all is said.
-    async fn next(&mut self) -> Option<Reply> {
+    async fn next(&mut self) -> Option<Result<Reply, Status>> {
         loop {
             if let Some(message) = self.outgoing.pop_front() {
-                return Some(message);
+                return Some(Ok(message));
             }
             if self.closing {
-                return None;
+                return self.failed.take().map(Err);
             }
             match (&mut self.deciding, &mut self.incoming) {
                 (Some(deciding), Some(incoming)) => tokio::select! {
@@ -265,16 +274,31 @@ impl Conversation {
                 (None, Some(incoming)) => {
                     let message = incoming.message().await;
                     self.message(message);
+                    self.what_has_come().await;
                 }
-                (None, None) => return None,
+                (None, None) => return self.failed.take().map(Err),
             }
             self.carry_out();
         }
     }
 
+    /// Takes messages of an answer that are there already: their bytes are sent back together.
+    async fn what_has_come(&mut self) {
+        for _ in 0..AT_ONCE {
+            if !self.exchange.is_sent() {
+                return;
+            }
+            let Some(incoming) = &mut self.incoming else { return };
+            let Poll::Ready(message) = poll!(incoming.next()) else { return };
+            self.message(message.transpose());
+        }
+    }
+
     fn message(&mut self, message: Result<Option<Received>, Status>) {
-        if let Ok(Some(message)) = message {
-            return self.exchange.message(message);
+        match message {
+            Ok(Some(message)) => return self.exchange.message(message),
+            Ok(None) => {}
+            Err(status) => self.failed = Some(status),
         }
         // The client or Envoy is gone: what is being decided is not needed.
         self.incoming = None;
@@ -309,6 +333,9 @@ impl Conversation {
                 }
                 Output::Close => self.closing = true,
             }
+        }
+        if self.exchange.is_decided() {
+            self.turn = None;
         }
     }
 }

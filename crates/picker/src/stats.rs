@@ -15,7 +15,7 @@ pub enum Outcome {
     InTurn,
     /// Refused: its body cannot be understood, or is too long.
     Invalid,
-    /// Refused: nobody may be picked.
+    /// Refused: no endpoint is eligible.
     NoEndpoint,
     /// Refused: everybody is busy.
     Shed,

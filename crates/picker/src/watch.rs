@@ -13,7 +13,8 @@ use crate::rules::Rules;
 use crate::yaml::MAX_TEXT;
 use kvplane_inference::{Endpoint, Pool};
 
-/// How often the file is looked at. Its content is compared, so that a file that is swapped behind a link is noticed, too.
+/// How often the file is looked at. Its content is compared, so that a file that is swapped behind a link is
+/// noticed, too.
 const EVERY: Duration = Duration::from_millis(500);
 
 /// Reads a file of endpoints.
@@ -28,8 +29,8 @@ async fn read(path: PathBuf) -> Result<String, String> {
     read.await.unwrap_or_else(|_| Err("could not be read".to_owned()))
 }
 
-/// Rules with what a file says, besides some endpoints that stay. A file that is missing or wrong changes nothing, and is told once.
-/// Returns after the first read, which has to succeed.
+/// Rules with what a file says, besides some endpoints that stay. A file that is missing or wrong changes
+/// nothing, and is logged once. Returns after the first read, which has to succeed.
 pub async fn follow_file(
     fixed: Vec<Endpoint>,
     path: PathBuf,

@@ -1,5 +1,5 @@
-//! Prompts on standard input, one JSON object a line; their text and ids on standard output. What `tests/interop` compares with
-//! transformers: `tokenize DIRECTORY [UNIX_SECONDS]`.
+//! Prompts on standard input, one JSON object a line; their text and ids on standard output. What
+//! `tests/interop` compares with transformers: `tokenize DIRECTORY [UNIX_SECONDS]`.
 
 #![allow(clippy::disallowed_methods, reason = "a tool")]
 

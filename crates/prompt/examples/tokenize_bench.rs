@@ -1,4 +1,6 @@
 //! How long text takes to become ids: `tokenize_bench DIRECTORY`, in release.
+//!
+//! Beside the time is the CPU time of all threads, which other work on the machine does not change.
 
 use std::error::Error;
 use std::time::Duration;
@@ -61,15 +63,27 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn timed(prompts: &Prompts, input: &PromptInput) -> (Duration, usize) {
-    let begun = kvplane_runtime::now();
+/// Time, CPU time and tokens.
+type Took = (Duration, Duration, usize);
+
+fn timed(prompts: &Prompts, input: &PromptInput) -> Took {
+    let (begun, used) = (kvplane_runtime::now(), cpu());
     let ids = prompts.tokenize("m", input).map_or(0, |tokenized| tokenized.ids.len());
-    (begun.elapsed(), ids)
+    (begun.elapsed(), cpu().saturating_sub(used), ids)
 }
 
-fn report(what: &str, mut took: Vec<(Duration, usize)>) {
+/// What all threads have computed so far.
+fn cpu() -> Duration {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
+}
+
+fn report(what: &str, mut took: Vec<Took>) {
+    let tokens = took[took.len() / 2].2;
+    let at = |took: &[Took], part: usize| took[(took.len() * part / 100).min(took.len() - 1)];
     took.sort();
-    let (p50, tokens) = took[took.len() / 2];
-    let (p99, _) = took[took.len() * 99 / 100];
-    println!("{what}: {tokens} tokens, p50 {p50:?}, p99 {p99:?}");
+    let [p50, p99] = [50, 99].map(|part| at(&took, part).0);
+    took.sort_by_key(|(_, cpu, _)| *cpu);
+    let [cpu50, cpu99] = [50, 99].map(|part| at(&took, part).1);
+    println!("{what}: {tokens} tokens, p50 {p50:?}, p99 {p99:?}; CPU p50 {cpu50:?}, p99 {cpu99:?}");
 }

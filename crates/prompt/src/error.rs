@@ -55,6 +55,14 @@ pub enum PromptError {
         /// The deadline.
         after: Duration,
     },
+    /// The model's engines are asked for ids, and none gave them.
+    #[error("no engine of model {model:?} tokenized the text: {reason}")]
+    NoEngine {
+        /// The model.
+        model: String,
+        /// Why not.
+        reason: String,
+    },
     /// A defect.
     #[error("tokenizing failed")]
     Panicked,
@@ -72,12 +80,18 @@ impl PromptError {
         Self::Field { field: field.into(), reason: reason.into() }
     }
 
+    /// No engine gave ids.
+    pub fn no_engine(model: &str, reason: impl Into<String>) -> Self {
+        Self::NoEngine { model: model.to_owned(), reason: reason.into() }
+    }
+
     /// Why a request whose ids cannot be had is still worth a decision by load: its fields are as they should be.
     pub fn decides_by_load(&self) -> Option<&'static str> {
         match self {
             Self::TooSlow { .. } => Some("tokenizer_too_slow"),
             Self::Busy => Some("tokenizer_busy"),
             Self::Contradicted { .. } => Some("contradicted"),
+            Self::NoEngine { .. } => Some("engine_failed"),
             Self::Panicked | Self::Failed { .. } => Some("tokenizer_failed"),
             Self::Field { .. }
             | Self::NoTokenizer { .. }
@@ -91,7 +105,7 @@ impl From<PromptError> for PublicError {
     fn from(error: PromptError) -> Self {
         match error {
             PromptError::Field { field, reason } => {
-                // A path like `messages[3].content` is told in words; the field is what the request has.
+                // A path like `messages[3].content` is in the message; the field is what the request has.
                 let name = known_field(&field);
                 let inner = field.strip_prefix(name).unwrap_or_default();
                 let reason = if inner.is_empty() { reason } else { format!("{inner} {reason}") };
@@ -101,7 +115,7 @@ impl From<PromptError> for PublicError {
                 let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
                 PublicError::field(
                     "model",
-                    format!("{model:?} has no tokenizer, so text cannot be asked for; with one: {known}"),
+                    format!("{model:?} has no tokenizer, so its prompts cannot be given as text (models with one: {known})"),
                 )
                 .with_next("add a [[model]] with its tokenizer to the configuration, or give token_ids")
             }
@@ -118,6 +132,10 @@ impl From<PromptError> for PublicError {
                 PublicError::new(ErrorCode::Unavailable, message).with_next(
                     "give the [[model]] the engine's tokenizer and template, or ask with token_ids",
                 )
+            }
+            error @ PromptError::NoEngine { .. } => {
+                PublicError::new(ErrorCode::Unavailable, error.to_string())
+                    .with_next("give the [[model]] a directory with tokenizer.json, or ask with token_ids")
             }
             error @ PromptError::Busy => PublicError::new(ErrorCode::LimitReached, error.to_string()),
             error @ PromptError::TooSlow { .. } => {

@@ -28,7 +28,7 @@ pub struct ModelSpec {
     /// As engines and callers call it.
     pub name: String,
     /// A directory with `tokenizer.json`, that file, or a model's directory in a Hugging Face cache
-    /// (`models--org--name`).
+    /// (`models--org--name`). `engine`: the model's engines are asked for ids.
     pub tokenizer: PathBuf,
     /// A template instead of the directory's: what the engine was given as `--chat-template`.
     pub chat_template: Option<PathBuf>,

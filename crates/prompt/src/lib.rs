@@ -4,11 +4,11 @@
 //! tokenizer and an engine's flags, and one id that differs early makes every block after it differ. So this
 //! room does two things:
 //!
-//! * it **computes** ids ([`Prompts::tokenize`]): Jinja by the rules of transformers and vLLM ([`ChatTemplate`]), then the
-//!   tokenizer ([`Tokenizer`]);
-//! * it **proves** them ([`Parity`]): a state per model, engine and dimension of a request, fed with what engines answer to a
-//!   fixed set of probes, to sampled requests and in `usage.prompt_tokens`. What is not proven says so ([`Tokenized::standing`]);
-//!   what is contradicted is refused.
+//! * it **computes** ids ([`Prompts::tokenize`]): Jinja by the rules of transformers and vLLM
+//!   ([`ChatTemplate`]), then the tokenizer ([`Tokenizer`]);
+//! * it **proves** them ([`Parity`]): a state per model, engine and dimension of a request, fed with what
+//!   engines answer to a fixed set of probes, to sampled requests and in `usage.prompt_tokens`. What is not
+//!   proven says so ([`Tokenized::standing`]); what is contradicted is refused.
 //!
 //! ```no_run
 //! # use kvplane_prompt::{ModelSpec, PromptInput, Prompts};
@@ -34,7 +34,9 @@ mod model;
 mod parity;
 mod prompts;
 mod template;
-#[cfg(any(test, feature = "testing"))]
+// The rigs of other crates have it too, and cannot be dependencies here.
+#[cfg(test)]
+#[path = "../../testkit/src/model.rs"]
 pub mod testing;
 #[cfg(test)]
 mod tests;
@@ -48,7 +50,7 @@ pub use model::Model;
 pub use parity::{
     Contradiction, Dimension, Dimensions, Evidence, Parity, ParityRow, Probe, Standing, probes,
 };
-pub use prompts::{Counters, Prompts, Tokenized};
+pub use prompts::{AskEngines, Counters, Prompts, Tokenized};
 pub use template::{ChatTemplate, ContentFormat, Rendering};
 pub use tokenizer::{Implementation, Tokenizer};
 

@@ -4,8 +4,11 @@ use crate::files::{self, ModelSpec};
 use crate::input::PromptInput;
 use crate::json::Json;
 use crate::template::{ChatTemplate, Rendering};
-use crate::tokenizer::Tokenizer;
+use crate::tokenizer::{Implementation, Tokenizer};
 use crate::{LoadError, MAX_TEXT, PromptError};
+
+/// In the place of a path: the model's engines have the tokenizer.
+const OF_ENGINE: &str = "engine";
 
 /// Makes ids of a model's prompts.
 #[derive(Debug)]
@@ -23,6 +26,9 @@ pub struct Model {
 impl Model {
     /// Reads a model's files. Takes seconds for a large vocabulary.
     pub fn load(spec: &ModelSpec) -> Result<Self, LoadError> {
+        if spec.tokenizer.as_os_str() == OF_ENGINE {
+            return Self::of_engine(spec);
+        }
         let found = files::find(spec)?;
         let compiled =
             |source: &Option<String>| {
@@ -42,6 +48,30 @@ impl Model {
             default_kwargs: spec.default_kwargs.clone(),
             adapters: spec.adapters.clone(),
         })
+    }
+
+    /// A model whose engines are asked.
+    fn of_engine(spec: &ModelSpec) -> Result<Self, LoadError> {
+        let files =
+            spec.chat_template.is_some() || spec.content_format.is_some() || !spec.default_kwargs.is_empty();
+        if files {
+            let reason = "the engine has its template and its flags: leave out chat_template, content_format and default_kwargs";
+            return Err(LoadError::new(OF_ENGINE, reason));
+        }
+        Ok(Self {
+            name: spec.name.clone(),
+            tokenizer: Tokenizer::of_engine(),
+            template: None,
+            tool_template: None,
+            special_tokens: Vec::new(),
+            default_kwargs: Vec::new(),
+            adapters: spec.adapters.clone(),
+        })
+    }
+
+    /// Whether ids are asked of its engines.
+    pub fn asks_engines(&self) -> bool {
+        self.tokenizer.implementation() == Implementation::Engine
     }
 
     /// The model's name.

@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -21,7 +21,7 @@ const SHORT: usize = 16 << 10;
 const SHORT_AT_ONCE: usize = 32;
 const LONG_AT_ONCE: usize = 8;
 const MAX_WAITING: usize = 1_024;
-/// The deadline of a text grows by a millisecond for every so many bytes.
+/// Bytes of text for which the deadline grows by a millisecond.
 const BYTES_PER_MILLISECOND: usize = 4 << 10;
 
 /// Makes ids of prompts. Cheap to clone.
@@ -36,6 +36,7 @@ struct Shared {
     models: HashMap<String, Arc<Model>>,
     parity: Mutex<Parity>,
     counters: Counters,
+    engines: OnceLock<Arc<dyn AskEngines>>,
     /// Places for short and for long texts.
     running: [Arc<Semaphore>; 2],
     waiting: Semaphore,
@@ -47,10 +48,17 @@ impl Default for Shared {
             models: HashMap::new(),
             parity: Mutex::default(),
             counters: Counters::default(),
+            engines: OnceLock::new(),
             running: [SHORT_AT_ONCE, LONG_AT_ONCE].map(|places| Arc::new(Semaphore::new(places))),
             waiting: Semaphore::new(MAX_WAITING),
         }
     }
+}
+
+/// Engines that are asked for the ids of models without a tokenizer here.
+pub trait AskEngines: fmt::Debug + Send + Sync {
+    /// The ids of a prompt, and the engine whose word they are. Waits for the answer.
+    fn ids(&self, model: &str, input: &PromptInput) -> Result<(Vec<u32>, String), PromptError>;
 }
 
 /// What was done, for metrics.
@@ -128,6 +136,16 @@ impl Prompts {
         self.shared.models.is_empty()
     }
 
+    /// Whether some model's ids are asked of its engines: that waits for them.
+    pub fn asks_engines(&self) -> bool {
+        self.shared.models.values().any(|model| model.asks_engines())
+    }
+
+    /// Whom to ask for ids of models without a tokenizer here. Counts once.
+    pub fn set_engines(&self, engines: Arc<dyn AskEngines>) {
+        self.shared.engines.get_or_init(|| engines);
+    }
+
     /// Names of the models, without their adapters.
     pub fn names(&self) -> Vec<String> {
         let own = self.shared.models.iter().filter(|(name, model)| *name == model.name());
@@ -154,13 +172,14 @@ impl Prompts {
         made
     }
 
-    /// How long a text of so many bytes may take, where short ones may take `usual`.
+    /// How long a text of this many bytes may take, where short ones may take `usual`.
     pub fn deadline(usual: Duration, bytes: usize) -> Duration {
         usual + Duration::from_millis((bytes / BYTES_PER_MILLISECOND) as u64)
     }
 
-    /// Runs `work` on a text of so many bytes away from the async workers, and waits for it until the deadline at most.
-    /// Work that is late goes on, and keeps its place until it is done: what is under way stays bounded.
+    /// Runs `work` on a text of this many bytes away from the async workers, and waits for it until the
+    /// deadline at most. Work that is late goes on, and keeps its place until it is done: what is under way
+    /// stays bounded.
     pub async fn in_time<T: Send + 'static>(
         &self,
         bytes: usize,
@@ -198,8 +217,14 @@ impl Prompts {
             || PromptError::NoTokenizer { model: name.chars().take(256).collect(), known: self.names() };
         let model = self.model(name).ok_or_else(unknown)?;
         let dimensions = input.dimensions();
-        let standing = self.standing(model.name(), dimensions)?;
-        let ids = model.ids(input, kvplane_runtime::unix_ms() / 1000)?;
+        let mut standing = self.standing(model.name(), dimensions)?;
+        let ids = if model.asks_engines() {
+            let ids = self.of_engines(model.name(), input, dimensions)?;
+            standing = self.standing(model.name(), dimensions)?;
+            ids
+        } else {
+            model.ids(input, kvplane_runtime::unix_ms() / 1000)?
+        };
         Ok(Tokenized {
             model: model.name().to_owned(),
             adapter: (model.name() != name).then(|| name.to_owned()),
@@ -207,6 +232,20 @@ impl Prompts {
             dimensions,
             standing,
         })
+    }
+
+    /// Ids by an engine's own word, which is proven for itself.
+    fn of_engines(
+        &self,
+        model: &str,
+        input: &PromptInput,
+        dimensions: Dimensions,
+    ) -> Result<Vec<u32>, PromptError> {
+        input.check()?;
+        let nobody = || PromptError::no_engine(model, "nobody is there to be asked");
+        let (ids, engine) = self.shared.engines.get().ok_or_else(nobody)?.ids(model, input)?;
+        self.observe(model, &engine, dimensions, Evidence::Ids { equal: true });
+        Ok(ids)
     }
 
     /// Ids that an engine contradicts are not given out.
@@ -248,6 +287,26 @@ impl Prompts {
     /// The probes were compared with the engine.
     pub fn settle(&self, model: &str, engine: &str) {
         self.shared.parity.lock().settle(model, engine);
+    }
+
+    /// The probes cannot be compared with the engine.
+    pub fn give_up(&self, model: &str, engine: &str) {
+        self.shared.parity.lock().give_up(model, engine);
+    }
+
+    /// How many prompt tokens an engine counted for a prompt that was computed here, as in
+    /// `usage.prompt_tokens`. Says nothing before the engine's probes were tried.
+    pub fn counted(
+        &self,
+        model: &str,
+        engine: &str,
+        dimensions: Dimensions,
+        equal: bool,
+    ) -> Option<Contradiction> {
+        if !self.shared.parity.lock().was_tried(model, engine) {
+            return None;
+        }
+        self.observe(model, engine, dimensions, Evidence::Length { equal })
     }
 
     /// Whether the probes were compared with the engine.

@@ -27,7 +27,7 @@ fn loaded(name: &str) -> (PathBuf, Prompts) {
     (directory, Prompts::load(vec![spec]).unwrap())
 }
 
-/// The field that a caller is told of.
+/// The field that the error names.
 fn blamed(error: PromptError) -> (ErrorCode, Option<&'static str>) {
     let error = PublicError::from(error);
     (error.code, error.field)
@@ -302,7 +302,7 @@ async fn what_is_late_keeps_its_place_and_what_waits_is_bounded() {
     assert!(!begun.load(Ordering::Relaxed));
     // Short texts do not wait behind long ones.
     assert_eq!(prompts.in_time(100, Duration::from_mins(10), || Ok(7)).await, Ok(7));
-    // Beyond a number of those that wait, the next one is told so at once.
+    // Beyond a number of waiters, the next one is refused at once.
     let waiting: Vec<_> = (0..1_024)
         .map(|_| {
             let (prompts, long) = (prompts.clone(), Duration::from_mins(10));

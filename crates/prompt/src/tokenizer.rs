@@ -22,6 +22,8 @@ pub enum Implementation {
     Fast,
     /// Hugging Face's `tokenizers`: slower, and no segment is kept.
     HuggingFace,
+    /// None here: engines are asked.
+    Engine,
 }
 
 impl Implementation {
@@ -30,6 +32,7 @@ impl Implementation {
         match self {
             Self::Fast => "fastokens",
             Self::HuggingFace => "tokenizers",
+            Self::Engine => "engine",
         }
     }
 }
@@ -42,6 +45,7 @@ pub struct Tokenizer {
 enum Inner {
     Fast(Box<fastokens::Tokenizer>),
     HuggingFace(Box<tokenizers::Tokenizer>),
+    Engine,
 }
 
 impl fmt::Debug for Tokenizer {
@@ -64,6 +68,11 @@ impl Tokenizer {
         }
     }
 
+    /// None: whoever has it is asked.
+    pub(crate) fn of_engine() -> Self {
+        Self { inner: Inner::Engine }
+    }
+
     /// The same by Hugging Face's code, whatever the other does.
     pub fn load_reference(path: &Path) -> Result<Self, LoadError> {
         Ok(Self { inner: Inner::HuggingFace(Box::new(reference(path)?)) })
@@ -74,6 +83,7 @@ impl Tokenizer {
         match self.inner {
             Inner::Fast(_) => Implementation::Fast,
             Inner::HuggingFace(_) => Implementation::HuggingFace,
+            Inner::Engine => Implementation::Engine,
         }
     }
 
@@ -86,6 +96,7 @@ impl Tokenizer {
                 let encoding = slow.encode_fast(text, add_special_tokens).ok()?;
                 Some(encoding.get_ids().to_vec())
             }
+            Inner::Engine => None,
         }
     }
 
@@ -95,7 +106,7 @@ impl Tokenizer {
             Inner::Fast(fast) => {
                 fast.segment_cache_stats().map_or((0, 0), |stats| (stats.hits, stats.misses))
             }
-            Inner::HuggingFace(_) => (0, 0),
+            Inner::HuggingFace(_) | Inner::Engine => (0, 0),
         }
     }
 }

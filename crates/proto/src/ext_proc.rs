@@ -12,6 +12,15 @@ use crate::envoy::{ProcessingRequest, ProcessingResponse};
 /// Fields of `ProcessingRequest` that Envoy repeats in every message.
 const METADATA: u32 = 8;
 const ATTRIBUTES: u32 = 9;
+/// Fields whose message has one value of bytes.
+const REQUEST_BODY: u32 = 4;
+const RESPONSE_BODY: u32 = 5;
+
+/// Bytes of everything but bodies: an empty header is two bytes here and a hundred in memory. Envoy's own limit
+/// of headers is 60 KiB.
+const MAX_BESIDES: usize = 1 << 20;
+/// What a field that is not read takes in memory, besides its bytes.
+const UNREAD: usize = size_of::<(u32, Bytes)>();
 
 /// A `ProcessingRequest` whose metadata and attributes are read when they are wanted: Envoy sends them with
 /// every chunk.
@@ -21,6 +30,13 @@ pub struct Received {
     pub message: ProcessingRequest,
     /// Fields as they came, by their number.
     unread: Vec<(u32, Bytes)>,
+    /// Bytes of everything but bodies.
+    besides: usize,
+}
+
+/// An error in the library's own words: it has none that others may make.
+fn refused(tag: u32, context: DecodeContext) -> Result<(), DecodeError> {
+    prost::encoding::skip_field(WireType::SixtyFourBit, tag, &mut &[][..], context)
 }
 
 impl Received {
@@ -38,7 +54,7 @@ impl Received {
 
 impl From<ProcessingRequest> for Received {
     fn from(message: ProcessingRequest) -> Self {
-        Self { message, unread: Vec::new() }
+        Self { message, unread: Vec::new(), besides: 0 }
     }
 }
 
@@ -59,18 +75,27 @@ impl Message for Received {
         buffer: &mut impl Buf,
         context: DecodeContext,
     ) -> Result<(), DecodeError> {
-        if !matches!((tag, wire_type), (METADATA | ATTRIBUTES, WireType::LengthDelimited)) {
+        let is_unread = matches!((tag, wire_type), (METADATA | ATTRIBUTES, WireType::LengthDelimited));
+        if matches!(tag, REQUEST_BODY | RESPONSE_BODY) || wire_type != WireType::LengthDelimited {
             return self.message.merge_field(tag, wire_type, buffer, context);
         }
         let length = decode_varint(buffer)?;
-        match usize::try_from(length) {
-            Ok(length) if length <= buffer.remaining() => {
-                self.unread.push((tag, buffer.copy_to_bytes(length)));
-                Ok(())
-            }
-            // A value that is not all there: the library says so in its own words.
-            _ => prost::encoding::skip_field(WireType::SixtyFourBit, tag, &mut &[][..], context),
+        let length = usize::try_from(length).unwrap_or(usize::MAX);
+        // What an entry of a list takes counts too.
+        self.besides = self.besides.saturating_add(length).saturating_add(UNREAD);
+        // A value that is not all there, or too long.
+        if length > buffer.remaining() || self.besides > MAX_BESIDES {
+            return refused(tag, context);
         }
+        let value = buffer.copy_to_bytes(length);
+        if is_unread {
+            self.unread.push((tag, value));
+            return Ok(());
+        }
+        let mut field = BytesMut::with_capacity(length + 10);
+        encode_varint(length as u64, &mut field);
+        field.put_slice(&value);
+        self.message.merge_field(tag, wire_type, &mut field, context)
     }
 
     fn encoded_len(&self) -> usize {
@@ -138,7 +163,7 @@ impl Passed {
         self.end_of_stream
     }
 
-    /// How many more bytes fit, where a message may have so many.
+    /// How many more bytes fit below a message's limit.
     pub fn room(&self, limit: usize) -> usize {
         if self.end_of_stream || self.pieces.len() >= MAX_PIECES {
             0
@@ -315,6 +340,32 @@ mod tests {
         let broken = [0x42, 0x02, 0xff, 0xff];
         assert!(Received::decode(&broken[..]).unwrap().read().is_err());
         assert!(ProcessingRequest::decode(&broken[..]).is_err());
+    }
+
+    #[test]
+    fn what_takes_much_more_memory_than_bytes_is_bounded() {
+        // Headers without anything: two bytes each, about a hundred in memory.
+        let headers = [0x0a, 0x00].repeat(MAX_BESIDES / 2 + 1);
+        for tag in [2, 3, 6, 7] {
+            for pieces in [1, 4] {
+                let (mut message, piece) = (BytesMut::new(), headers.len() / pieces);
+                for part in headers.chunks(piece - piece % 2) {
+                    let mut list = BytesMut::new();
+                    prost::encoding::bytes::encode(1, &Bytes::copy_from_slice(part), &mut list);
+                    prost::encoding::bytes::encode(tag, &list.freeze(), &mut message);
+                }
+                assert!(Received::decode(&message[..]).is_err(), "{tag}, in {pieces}");
+            }
+        }
+        for tag in [METADATA as u8, ATTRIBUTES as u8] {
+            let many = [tag << 3 | 2, 0].repeat(MAX_BESIDES / UNREAD + 1);
+            assert!(Received::decode(&many[..]).is_err(), "{tag}");
+        }
+        // A body may be longer.
+        let body = HttpBody { body: Bytes::from(vec![7; 2 * MAX_BESIDES]), end_of_stream: true };
+        let message =
+            ProcessingRequest { request: Some(Request::RequestBody(body)), ..ProcessingRequest::default() };
+        assert_eq!(Received::decode(&message.encode_to_vec()[..]).unwrap().message, message);
     }
 
     #[test]

@@ -75,6 +75,7 @@ fn decided() -> Decided {
         why: "cached",
         policy: "work",
         without_tokens: None,
+        text: None,
         decide_us: 10,
         epoch: 1,
         sequence: 1,

@@ -119,7 +119,8 @@ fn cause(decided: &Decided, delivered: &Delivered, replay: &Replay) -> (Cause, O
     if unexplained == Cause::NotExact {
         return (Cause::NotExact, None);
     }
-    // An engine that computes a block announces it. Where it did not, its blocks are not told apart here, and nothing is proven.
+    // An engine that computes a block announces it. Where it did not, its blocks are not distinguished here,
+    // and nothing is proven.
     let drift = traced.came(missing).then_some(Drift::LostUnannounced { block });
     (Cause::Unknown, drift)
 }

@@ -9,6 +9,9 @@ use crate::cause::Losses;
 use crate::receipt::{Decided, Delivered, Receipt, ReceiptId};
 use crate::replay::Replay;
 
+/// Tokens that one report may speak of.
+const MAX_TOKENS: u64 = 1 << 32;
+
 /// Why a request has no account.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unledgered {
@@ -176,8 +179,12 @@ impl Ledger {
         if receipt.settled.is_some() {
             return Err(SettleError::Settled);
         }
+        // More than any prompt has is said by mistake, and sums must not overflow.
+        if delivered.cached.max(delivered.prompt.unwrap_or(0)) > MAX_TOKENS {
+            return Err(SettleError::MoreThanPrompt);
+        }
         let most = delivered.prompt.unwrap_or(0).max(receipt.decided.prompt);
-        // Of a prompt that nobody told the tokens of, nothing is too much.
+        // Of a prompt whose tokens are unknown, nothing is too much.
         if delivered.cached > most && most > 0 {
             return Err(SettleError::MoreThanPrompt);
         }

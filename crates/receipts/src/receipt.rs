@@ -58,6 +58,9 @@ pub struct Decided {
     pub policy: &'static str,
     /// Why the prompt's tokens were not known, where the load decided.
     pub without_tokens: Option<&'static str>,
+    /// Of a prompt that was given as text: what it has in common with others, as a number that the ledger
+    /// does not read.
+    pub text: Option<u16>,
     /// How long the decision took.
     pub decide_us: u32,
     /// Where the chosen one's stream stood: its life, and its last entry.

@@ -200,25 +200,25 @@ impl Reports {
     }
 
     fn begin(&self, plane: &Arc<Plane>, spec: ReportSpec) -> Running {
-        let (replicas, stop, told) = (self.replicas.clone(), self.stop.clone(), spec.clone());
+        let (replicas, stop, reported_spec) = (self.replicas.clone(), self.stop.clone(), spec.clone());
         let link = replicas.link(&spec.server);
         let leaving = CancellationToken::new();
         let leave = leaving.clone();
         let feeds = Feeds::start(plane, move |engine| {
-            let name = told.replica_name(
+            let name = reported_spec.replica_name(
                 engine.spec.id.as_str(),
                 &engine.spec.model,
                 engine.spec.tenant.as_deref(),
             )?;
             if name.model.is_empty() {
                 warn!(
-                    server = told.server.url(),
+                    server = reported_spec.server.url(),
                     engine = %engine.spec.id,
-                    "not reported: nobody can ask for an engine that has no model"
+                    "not reported: lookups name a model, and the engine has none"
                 );
                 return None;
             }
-            Some(replicas.begin(&told, engine, name, link.clone(), &leaving, stop.clone()))
+            Some(replicas.begin(&reported_spec, engine, name, link.clone(), &leaving, stop.clone()))
         });
         Running { spec, feeds, _leaving: leave.drop_guard() }
     }
@@ -263,7 +263,7 @@ impl Replicas {
         let stats = StatsSource::of(&engine.spec, spec.metrics_url.as_deref())
             .map(|source| (source, spec.stats.clone()));
         let this = self.clone();
-        let told = Target {
+        let reported_spec = Target {
             rules: spec.rules.clone(),
             sink: Box::new(Leaving { sink, _guard: reported.leaving.clone().drop_guard() }),
         };
@@ -287,19 +287,19 @@ impl Replicas {
             this.leave(&name, &report);
             reported.ended.cancel();
         });
-        told
+        reported_spec
     }
 
     /// Puts a report behind those of the same replica. Returns the one before it.
     fn queue(&self, name: &ReplicaName, new: &Reported) -> Option<Reported> {
         let mut by_name = self.by_name.lock();
         let queue = by_name.entry(name.clone()).or_default();
-        if let Some(told) = queue.iter().find(|before| !before.leaving.is_cancelled()) {
+        if let Some(reported_spec) = queue.iter().find(|before| !before.leaving.is_cancelled()) {
             new.report.set_duplicate(true);
             warn!(
                 server = name.server,
                 engine = new.report.engine,
-                told = told.report.engine,
+                reported_spec = reported_spec.report.engine,
                 "not reported: another report tells {name}, as long as that lasts"
             );
         }

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use kvplane_core::{Tier, dynamo_salt, dynamo_salt_key};
 use kvplane_stream::{
     Attributes, BlockImage, Change, Entry, ExtraKeys, Group, Layout, Parent, Place, Protocol, Snapshot,
-    StoreCause, StoredChange, Transition,
+    StoreCause, StoredBlock, StoredChange, Tokens, Transition,
 };
 use kvplane_wire::encode::encode_republished;
 use kvplane_wire::{OwnedEvent, OwnedExtraKey, OwnedHash, OwnedRemoved, OwnedStored};
@@ -41,8 +41,8 @@ fn push_change(change: &Change, events: &mut Vec<OwnedEvent>) {
         Change::Stored(proven) => {
             let mut runs = Runs::default();
             for block in &proven.blocks {
-                let (Some(parent), Some(tokens)) = (block.parent, &block.tokens) else { continue };
-                let keys = block.extra_keys.as_ref();
+                let (Some(parent), Some(tokens)) = (block.parent(), block.tokens()) else { continue };
+                let keys = block.extra_keys();
                 let link = Link { hash: block.hash, parent, tokens, keys, block_size: proven.block_size };
                 runs.add(&proven.place, &proven.attributes, 1, &link);
             }
@@ -70,19 +70,14 @@ fn push_change(change: &Change, events: &mut Vec<OwnedEvent>) {
 fn announced(change: &StoredChange) -> OwnedStored {
     let tokens = match (change.layout, &change.span) {
         (Layout::Sparse, Some(span)) => span.to_vec(),
-        _ => change
-            .blocks
-            .iter()
-            .filter_map(|block| block.tokens.as_ref())
-            .flat_map(|t| t.iter().copied())
-            .collect(),
+        _ => change.blocks.iter().filter_map(StoredBlock::tokens).flat_map(Tokens::iter).collect(),
     };
     let keys: Vec<_> = change
         .blocks
         .iter()
         .map(|block| {
-            let is_first = block.parent == Some(Parent::Root);
-            first_keys(is_first, block.extra_keys.as_ref(), &change.attributes)
+            let is_first = block.parent() == Some(Parent::Root);
+            first_keys(is_first, block.extra_keys(), &change.attributes)
         })
         .collect();
     OwnedStored {
@@ -224,7 +219,7 @@ fn add_image(runs: &mut Runs, snapshot: &Snapshot, (block, place): (&BlockImage,
             let keys = chain.extra_keys.as_ref();
             let link = Link {
                 hash: block.hash,
-                parent: chain.parent,
+                parent: chain.parent(),
                 tokens: &chain.tokens,
                 keys,
                 block_size: chain.block_size,
@@ -239,7 +234,7 @@ fn add_image(runs: &mut Runs, snapshot: &Snapshot, (block, place): (&BlockImage,
 struct Link<'l> {
     hash: u64,
     parent: Parent,
-    tokens: &'l [u32],
+    tokens: &'l Tokens,
     keys: Option<&'l ExtraKeys>,
     block_size: u32,
 }
@@ -265,7 +260,7 @@ impl Runs {
             && same_frame(stored, &template)
         {
             stored.block_hashes.push(OwnedHash::Unsigned(link.hash));
-            stored.token_ids.extend_from_slice(link.tokens);
+            stored.token_ids.extend(link.tokens.iter());
             push_keys(stored, keys);
             *last = link.hash;
             return;

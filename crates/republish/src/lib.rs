@@ -21,7 +21,7 @@ mod feed;
 mod outlet;
 mod presence;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -214,6 +214,11 @@ impl Republisher {
     /// Where a rank is published and replayed.
     pub fn endpoints(&self, engine: &str, rank: u32) -> Option<OutletEndpoints> {
         self.endpoints.lock().get(&(engine.to_owned(), rank)).cloned()
+    }
+
+    /// Listeners whose connections were refused, or closed for a fault of theirs: how often, by a stable word.
+    pub fn refused_listeners(&self) -> BTreeMap<&'static str, u64> {
+        self.context.refusals().counts()
     }
 
     /// Ends the thread and closes the sockets.

@@ -58,7 +58,7 @@ impl Outlet {
         form: Form,
         announce: Announce,
     ) -> Self {
-        let cursor = stream.cursor();
+        let cursor = stream.reported_cursor();
         Self {
             source: Source { stream, form, published: cursor, encoded_after: cursor },
             topic,
@@ -177,7 +177,7 @@ impl Outlet {
         match form {
             Form::Copies => {
                 // Listeners see a hole in the numbers, and ask.
-                let next = first.unwrap_or_else(|| stream.cursor());
+                let next = first.unwrap_or_else(|| stream.reported_cursor());
                 (self.source.published, self.source.encoded_after) = (next, next);
                 if self.announce == Announce::State {
                     self.publisher.hold_back();

@@ -14,7 +14,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use kvplane_core::Tier;
-use kvplane_stream::{Attributes, ExtraKeys, Transition, VisibleBlock};
+use kvplane_stream::{Attributes, ExtraKeys, Tokens, Transition, VisibleBlock};
 use kvplane_wire::{OwnedEvent, OwnedHash, OwnedRemoved, OwnedStored};
 
 use crate::encode::{BATCH_BLOCKS, first_keys};
@@ -46,7 +46,7 @@ struct Node {
 
 #[derive(Debug)]
 struct Content {
-    tokens: Arc<[u32]>,
+    tokens: Tokens,
     attributes: Arc<Attributes>,
     extra_keys: Option<ExtraKeys>,
     block_size: u32,
@@ -288,7 +288,7 @@ impl Presence {
 /// One block of a store.
 struct Part<'p> {
     hash: u64,
-    tokens: &'p [u32],
+    tokens: &'p Tokens,
     attributes: &'p Arc<Attributes>,
     extra_keys: Option<&'p ExtraKeys>,
     block_size: u32,
@@ -357,7 +357,7 @@ fn push_parts<'p>(
             .get_or_insert_with(|| (begin(tier, parent, part.attributes, part.block_size), part.attributes));
         let keys = first_keys(parent.is_none(), part.extra_keys, part.attributes);
         stored.block_hashes.push(OwnedHash::Unsigned(part.hash));
-        stored.token_ids.extend_from_slice(part.tokens);
+        stored.token_ids.extend(part.tokens.iter());
         stored.extra_keys.get_or_insert_default().push(keys);
         parent = Some(part.hash);
     }

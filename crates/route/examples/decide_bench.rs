@@ -1,4 +1,5 @@
-//! What a decision costs by itself: outline, bookings, guards, costs and order, without the look-up and without a server.
+//! What a decision costs by itself: outline, bookings, guards, costs and order, without the look-up and
+//! without a server.
 //!
 //! ```text
 //! cargo run --release -p kvplane-route --example decide_bench [PICKS]
@@ -42,7 +43,7 @@ fn round(ranks: u32, holders: u32, picks: usize) -> (f64, f64) {
     let mut router = Router::new(Options::default());
     for at in 0..ranks {
         let slot = router.worker(&format!("engine-{at}/0")).unwrap();
-        router.report_load(slot, Load { running: at % 7, waiting: at % 3, ..Load::default() }, 1e9);
+        router.report_load(slot, Load { running: at % 7, waiting: at % 3, ..Load::default() }, 0.0, 1e9);
     }
     let outlines: Vec<Outline> = (0..PROMPTS)
         .map(|prompt| {

@@ -61,7 +61,7 @@ pub struct Candidate {
     pub standing: Standing,
     /// How old the proof is that it is there, in seconds; `None` where there is none yet.
     pub age: Option<f64>,
-    /// Whether whoever knows says that it takes requests.
+    /// Whether its source reports it as ready.
     pub ready: bool,
     /// What it does with prompts.
     pub role: Role,

@@ -5,7 +5,7 @@
 //! booking          ──> the hashes it added
 //! ```
 //!
-//! Whoever is on its way with a prefix is on its way with every shorter one too, so a look-up begins at the
+//! A prompt in flight with a prefix is in flight with every shorter one too, so a look-up begins at the
 //! deepest hash that anybody has and goes up. Bounded in points; what does not fit is not predicted.
 
 use std::collections::VecDeque;

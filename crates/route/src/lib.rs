@@ -29,5 +29,5 @@ pub use candidate::{Candidate, Role, Skip, Standing};
 pub use load::{Load, LoadSource};
 pub use outline::Outline;
 pub use policy::{ParsePolicyError, Policy, Terms, Weights};
-pub use router::{Ask, Choice, Decision, Options, Router, Skipped, Told, Totals, Why};
+pub use router::{Ask, Choice, Decision, Options, RemoteBooking, Router, Skipped, Totals, Why};
 pub use worker::Slot;

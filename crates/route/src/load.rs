@@ -41,9 +41,14 @@ impl LoadSource {
     }
 }
 
-/// A report, and until when it counts.
+/// A report, when it came, and until when it counts.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Reported {
     pub(crate) load: Load,
+    pub(crate) at: f64,
     pub(crate) until: f64,
+    /// Requests there that were not booked here.
+    pub(crate) foreign: u32,
+    /// Uncached tokens that waited there and were not booked here.
+    pub(crate) foreign_tokens: f64,
 }

@@ -8,7 +8,7 @@
 use kvplane_core::{Namespace, chain_hash};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// Tokens of a unit where a prompt is told as token ids.
+/// Tokens of a unit where a prompt is given as token ids.
 const UNIT: usize = 64;
 /// Up to here every unit is a point.
 const DENSE: u64 = 1_024;

@@ -29,7 +29,7 @@ pub struct Weights {
 
 impl Default for Weights {
     fn default() -> Self {
-        Self { alpha: 1.5, g: 0.02, d: 0.005, e: 2e-6, a: 1.0 / 16_000.0, t: 0.6e-9 }
+        Self { alpha: 1.5, g: 0.015, d: 0.003, e: 5e-7, a: 1.0 / 16_000.0, t: 0.6e-9 }
     }
 }
 
@@ -143,6 +143,11 @@ pub(crate) struct Context {
     pub(crate) lead: Option<u64>,
     /// Whose turn it is.
     pub(crate) turn: u64,
+    /// The hash of the first prefix that nobody holds.
+    pub(crate) fresh: Option<u64>,
+    /// How much it matters that other routers would choose the same, 0 to 1: the part of the prompt that
+    /// nobody holds, times the part of all requests that others sent.
+    pub(crate) together: f64,
 }
 
 /// What a policy knows of a candidate that may be picked.
@@ -165,6 +170,8 @@ pub(crate) struct View {
     pub(crate) waiting: f64,
     /// Requests there.
     pub(crate) requests: f64,
+    /// Those that others sent.
+    pub(crate) foreign: f64,
     /// KV tokens in flight there.
     pub(crate) kv_tokens: f64,
     /// The part of its KV cache in use.

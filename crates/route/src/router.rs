@@ -9,13 +9,13 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::booking::Bookings;
 use crate::demand::Demand;
 use crate::flight::Flights;
-use crate::load::{Load, LoadSource, Reported};
+use crate::load::{Load, LoadSource};
 use crate::outline::Outline;
 use crate::policy::{Policy, View, Weights};
 use crate::rng::Rng;
 use crate::worker::{Slot, Worker};
 
-pub use account::Told;
+pub use account::RemoteBooking;
 pub use decision::{Ask, Choice, Decision, Skipped, Why};
 
 /// What a router goes by, and its bounds.
@@ -165,9 +165,9 @@ impl Router {
     }
 
     /// What an engine reports of its load, and until when that counts. Afterwards bookings alone do.
-    pub fn report_load(&mut self, slot: Slot, load: Load, until: f64) {
+    pub fn report_load(&mut self, slot: Slot, load: Load, now: f64, until: f64) {
         if let Some(Some(worker)) = self.workers.get_mut(slot.index()) {
-            worker.reported = Some(Reported { load, until });
+            worker.report(load, now, until);
         }
     }
 

@@ -63,9 +63,21 @@ impl Worker {
             if self.pending == 0 { 0.0 } else { (self.pending_seconds - seconds).max(0.0) };
     }
 
-    /// What the engine reports, while that is fresh.
-    pub(crate) fn load(&self, now: f64) -> Option<Load> {
-        self.reported.filter(|reported| now <= reported.until).map(|reported| reported.load)
+    /// Takes what the engine reports. What of it is booked here is known better, and sooner, from the bookings.
+    pub(crate) fn report(&mut self, load: Load, now: f64, until: f64) {
+        const USUAL: f64 = 1_024.0;
+        let foreign = load.running.saturating_add(load.waiting).saturating_sub(self.requests);
+        // What is not told in tokens counts like a usual prompt.
+        let foreign_tokens = match load.waiting_tokens {
+            Some(tokens) => tokens.saturating_sub(self.pending_tokens) as f64,
+            None => f64::from(load.waiting.saturating_sub(self.pending)) * USUAL,
+        };
+        self.reported = Some(Reported { load, at: now, until, foreign, foreign_tokens });
+    }
+
+    /// What the engine reported, while that is fresh.
+    pub(crate) fn fresh(&self, now: f64) -> Option<&Reported> {
+        self.reported.as_ref().filter(|reported| now <= reported.until)
     }
 
     /// What its load is known from.
@@ -77,35 +89,36 @@ impl Worker {
         }
     }
 
-    /// Seconds until a new prompt's turn, at the assumed speed: of booked ones, less what the engine has done since its last sign, and of
-    /// those that others sent there. `factor`: by how much the engine is slower.
-    pub(crate) fn queue(&self, load: Option<Load>, now: f64, seconds_per_token: f64, factor: f64) -> f64 {
+    /// Seconds until a new prompt's turn, at the assumed speed: of booked ones, less what the engine has done
+    /// since its last sign, and of those that others sent, less what it has done since it reported them.
+    /// `factor`: by how much the engine is slower.
+    pub(crate) fn queue(&self, now: f64, seconds_per_token: f64, factor: f64) -> f64 {
         let booked = self.pending_seconds;
         let head = booked / f64::from(self.pending.max(1));
         let done = ((now - self.since).max(0.0) / factor).min(head);
-        booked - done + self.foreign_tokens(load) * seconds_per_token
+        let foreign = self.fresh(now).map_or(0.0, |reported| {
+            let done = (now - reported.at).max(0.0) / factor;
+            (reported.foreign_tokens * seconds_per_token - done).max(0.0)
+        });
+        booked - done + foreign
     }
 
-    /// Uncached tokens that wait there and are not booked here. What is not told in tokens counts like a mean booking.
-    fn foreign_tokens(&self, load: Option<Load>) -> f64 {
-        const USUAL: f64 = 1_024.0;
-        let Some(load) = load else { return 0.0 };
-        if let Some(tokens) = load.waiting_tokens {
-            return tokens.saturating_sub(self.pending_tokens) as f64;
-        }
-        f64::from(load.waiting.saturating_sub(self.pending)) * USUAL
+    /// Requests there that others sent.
+    pub(crate) fn foreign(&self, now: f64) -> u32 {
+        self.fresh(now).map_or(0, |reported| reported.foreign)
     }
 
-    /// Requests there: booked or reported, whichever is more. Reports lag behind, and others send too.
-    pub(crate) fn in_flight(&self, load: Option<Load>) -> u32 {
-        self.requests.max(load.map_or(0, |load| load.running.saturating_add(load.waiting)))
+    /// Requests there: those that are booked, and those of others.
+    pub(crate) fn in_flight(&self, now: f64) -> u32 {
+        self.requests.saturating_add(self.foreign(now))
     }
 
     /// The part of the KV cache that is in use.
-    pub(crate) fn kv_usage(&self, load: Option<Load>, assumed_capacity: u64) -> f64 {
+    pub(crate) fn kv_usage(&self, now: f64, assumed_capacity: u64) -> f64 {
         let capacity = self.reported.and_then(|last| last.load.kv_capacity).unwrap_or(assumed_capacity);
         let booked = if capacity == 0 { 0.0 } else { self.kv_new as f64 / capacity as f64 };
-        let reported = load.and_then(|load| load.kv_usage).filter(|usage| usage.is_finite());
+        let reported =
+            self.fresh(now).and_then(|reported| reported.load.kv_usage).filter(|usage| usage.is_finite());
         booked.max(reported.unwrap_or(0.0)).clamp(0.0, 0.98)
     }
 }

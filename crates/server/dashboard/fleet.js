@@ -1,11 +1,14 @@
 // The fleet at a glance: a card for each engine, a cell for each rank.
 
+import { buildCell, drawCell, page } from "./cells.js";
 import { key, known } from "./known.js";
 import { arrange } from "./order.js";
 import { SHOWS, welcome } from "./shows.js";
-import { LEGEND, MARKS, TIERS, lag, linkWords, make, mark, middle, modelOf, rate, say, sentence, severity, short, standing, tierNames } from "./words.js";
+import { LEGEND, MARKS, TIERS, linkWords, make, middle, modelOf, say } from "./words.js";
 
-const cards = new Map(); // engine -> {card, cells: Map(rank -> parts)}
+const cards = new Map(); // engine -> {card, list, cells: Map(rank -> parts), about}
+const seen = new Set(); // cards in sight, or nearly
+let sight; // what watches them
 let members = -1;
 let wanted = "";
 let show = "";
@@ -15,7 +18,15 @@ export function only(which) {
   show = which in SHOWS ? which : "";
 }
 
-export function begin() {
+/** `changed` runs when other cards come into sight. */
+export function begin(changed) {
+  sight = new IntersectionObserver(
+    (entries) => {
+      for (const { target, isIntersecting } of entries) seen[isIntersecting ? "add" : "delete"](target);
+      changed();
+    },
+    { rootMargin: "200px" },
+  );
   const legend = document.getElementById("legend");
   for (const [state, meaning] of LEGEND) {
     const sign = make("span", { class: "mark", "data-standing": state }, MARKS[state]);
@@ -36,90 +47,79 @@ export function draw() {
     members = known.members;
     build();
   }
-  for (const rank of known.ranks.values()) drawCell(rank);
+  for (const rank of known.ranks.values()) {
+    const entry = cards.get(rank.engine);
+    const parts = entry?.cells.get(rank.rank);
+    if (parts) drawCell(parts, rank, seen.has(entry.card));
+  }
   arrange(document.getElementById("fleet"), cards, document.getElementById("sort").value);
   hideOthers();
 }
 
+/** Makes the cards of engines that came or changed, and takes away those of the others. */
 function build() {
   const fleet = document.getElementById("fleet");
   const focused = document.activeElement?.closest("#fleet .cell");
   const held = focused && [focused.dataset.engine, Number(focused.dataset.rank)];
-  cards.clear();
-  for (const rank of known.ranks.values()) {
-    const entry = cards.get(rank.engine) ?? buildCard(rank);
-    const parts = buildCell(rank);
-    entry.cells.set(rank.rank, parts);
-    entry.list.append(parts.cell);
+  const there = new Map(); // engine -> what its card is made from, and what makes it
+  for (const link of known.links) there.set(link.engine, { about: JSON.stringify(link), fresh: () => linkCard(link) });
+  for (const [engine, ranks] of byEngine()) {
+    const about = JSON.stringify([ranks[0].kind, ranks[0].model, ranks.map(({ rank }) => rank)]);
+    there.set(engine, { about, fresh: () => engineCard(ranks) });
   }
-  for (const link of known.links) {
-    const { card, list } = buildCard({ ...link, model: "another kvplane" });
-    card.dataset.standing = link.connected ? "exact" : "away";
-    list.append(make("p", { class: "why" }, make("span", { class: "mark" }, link.connected ? MARKS.exact : MARKS.away), ` ${linkWords(link)}`));
+  for (const [engine, { about, card }] of cards) {
+    if (there.get(engine)?.about === about) continue;
+    sight.unobserve(card);
+    seen.delete(card);
+    card.remove();
+    cards.delete(engine);
   }
-  fleet.replaceChildren(...[...cards.values()].map((entry) => entry.card));
-  const first = held && cards.get(held[0])?.cells.get(held[1])?.cell;
+  for (const [engine, { about, fresh }] of there) {
+    if (cards.has(engine)) continue;
+    const entry = { ...fresh(), about };
+    cards.set(engine, entry);
+    fleet.append(entry.card);
+    sight.observe(entry.card);
+  }
+  if (!held || focused.isConnected) return;
+  const first = cards.get(held[0])?.cells.get(held[1])?.cell;
   first?.setAttribute("tabindex", "0");
   first?.focus({ preventScroll: true });
 }
 
-const page = (engine) => `#/engine/${encodeURIComponent(engine)}`;
+function byEngine() {
+  const engines = new Map();
+  for (const rank of known.ranks.values()) {
+    if (!engines.has(rank.engine)) engines.set(rank.engine, []);
+    engines.get(rank.engine).push(rank);
+  }
+  return engines;
+}
 
-function buildCard(rank) {
+function emptyCard({ engine, kind }, model) {
   // The cells lead there too: by keyboard an engine is reached once.
-  const link = make("a", { class: "middle", href: page(rank.engine), title: rank.engine, tabindex: "-1" }, ...middle(rank.engine));
+  const link = make("a", { class: "middle", href: page(engine), title: engine, tabindex: "-1" }, ...middle(engine));
   const list = make("div", { class: "cells" });
-  const title = make("h2", {}, link, make("span", {}, rank.kind));
-  const model = make("p", { class: "model middle", title: rank.model }, ...middle(modelOf(rank)));
-  const entry = { card: make("article", { class: "engine" }, title, model, list), list, cells: new Map() };
-  cards.set(rank.engine, entry);
+  const title = make("h2", {}, link, make("span", {}, kind));
+  const below = make("p", { class: "model middle", title: model }, ...middle(model));
+  return { card: make("article", { class: "engine" }, title, below, list), list, cells: new Map() };
+}
+
+function engineCard(ranks) {
+  const entry = emptyCard(ranks[0], modelOf(ranks[0]));
+  for (const rank of ranks) {
+    const parts = buildCell(rank);
+    entry.cells.set(rank.rank, parts);
+    entry.list.append(parts.cell);
+  }
   return entry;
 }
 
-function buildCell(rank) {
-  const parts = { mark: make("span", { class: "mark" }), state: make("span", { class: "state" }), pace: make("span", { class: "pace" }), life: make("span", { class: "life" }), tiers: {} };
-  const blocks = make("span", { class: "blocks" });
-  for (const tier of TIERS) {
-    parts.tiers[tier] = make("span", { class: "tier", "data-tier": tier, hidden: "" });
-    blocks.append(parts.tiers[tier]);
-  }
-  const names = { class: "cell", href: page(rank.engine), tabindex: "-1", "data-engine": rank.engine, "data-rank": rank.rank };
-  parts.cell = make("a", names, make("span", { class: "top" }, parts.mark, make("b", {}, `rank ${rank.rank}`), parts.state), blocks, parts.pace, parts.life);
-  return parts;
-}
-
-function drawCell(rank) {
-  const parts = cards.get(rank.engine)?.cells.get(rank.rank);
-  // The same object: nothing was told of it since.
-  if (!parts || parts.drawn === rank) return;
-  parts.drawn = rank;
-  const state = standing(rank);
-  mark(parts.cell, "data-standing", state);
-  mark(parts.cell, "data-epoch", String(rank.epoch));
-  say(parts.mark, MARKS[state]);
-  mark(parts.cell, "data-trouble", rank.trouble ?? "");
-  if (rank.trouble) say(parts.state, `${rank.trust}, ${rank.trouble.replaceAll("_", " ")}`);
-  else say(parts.state, state === "away" ? `${rank.trust}, away` : state);
-  for (const tier of TIERS) {
-    const held = rank.blocks[tier];
-    parts.tiers[tier].hidden = held === undefined;
-    if (held !== undefined) say(parts.tiers[tier], short(held));
-  }
-  say(parts.pace, `${rank.continuity} · ${rate(rank)}/s · lag ${lag(rank)}`);
-  say(parts.life, `epoch ${rank.epoch} · life ${rank.life}`);
-  const tiers = tierNames(rank.blocks);
-  mark(
-    parts.cell,
-    "title",
-    `${key(rank)}: ${rank.continuity}, ${rank.trust}\n${sentence(rank)}\nblocks: ${tiers}\n` +
-      `${rate(rank)} events/s, lag ${lag(rank)}\nepoch ${rank.epoch}, number ${rank.life} since kvplane started`,
-  );
-  mark(
-    parts.cell,
-    "aria-label",
-    `${rank.engine} rank ${rank.rank}, ${rank.continuity}, ${rank.trust}: ${sentence(rank)}; blocks ${tiers}, ` +
-      `${rate(rank)} events a second, lag ${lag(rank)}, epoch ${rank.epoch}, life ${rank.life}`,
-  );
+function linkCard(link) {
+  const entry = emptyCard(link, "another kvplane");
+  entry.card.dataset.standing = link.connected ? "exact" : "away";
+  entry.list.append(make("p", { class: "why" }, make("span", { class: "mark" }, link.connected ? MARKS.exact : MARKS.away), ` ${linkWords(link)}`));
+  return entry;
 }
 
 /** Shows the engines that are looked for. One cell of those is reached by Tab. */

@@ -30,7 +30,7 @@ function verdict({ ranks, broken, degraded, lost }) {
   if (ranks + known.links.length === 0) return ["none", "No engines yet."];
   if (broken + lost) return ["bad", `${counted(broken + lost, "rank")} of ${ranks} ${broken + lost === 1 ? "needs" : "need"} attention`];
   if (errors) return ["bad", counted(errors, "open error")];
-  if (degraded) return ["warn", `${counted(degraded, "rank")} of ${ranks} degraded: answers say how`];
+  if (degraded) return ["warn", `${counted(degraded, "rank")} of ${ranks} degraded: their answers are less than exact`];
   return ["good", `Healthy: all ${counted(ranks, "rank")} live and exact`];
 }
 

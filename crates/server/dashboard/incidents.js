@@ -7,8 +7,14 @@ const TOGETHER = 60_000; // between two events of one incident
 const HEALS = new Set(["continuity", "trust", "source", "gap"]);
 
 const whose = (remark) => `${remark.engine}/${remark.rank}`;
+const causes = new WeakMap(); // remark -> its cause: every draw asks for those of all remarks
 /** What it is about, without numbers. */
-const cause = (remark) => `${remark.topic}|${remark.mood}|${remark.words.replace(/\d+/g, "#")}`;
+function cause(remark) {
+  if (causes.has(remark)) return causes.get(remark);
+  const words = remark.topic === "members" && remark.engine === undefined ? remark.words.split(":")[0] : remark.words.replace(/\d+/g, "#");
+  causes.set(remark, `${remark.topic}|${remark.mood}|${words}`);
+  return causes.get(remark);
+}
 
 /** Remarks, newest first, as incidents: {number, remarks, newest, healed}. A number names an incident for as long as it is shown. */
 export function incidents(remarks) {
@@ -19,14 +25,16 @@ export function incidents(remarks) {
     if (remark.mood === "good" && HEALS.has(remark.topic)) good.set(whose(remark), [...(good.get(whose(remark)) ?? []), remark.unix_ms]);
   }
   for (const remark of remarks) {
-    const last = remark.engine === undefined ? undefined : open.get(cause(remark));
+    // Engines that came or went the same way are one incident too, and so are ranks.
+    const isPart = remark.engine !== undefined || remark.topic === "members";
+    const last = isPart ? open.get(cause(remark)) : undefined;
     if (last && remark.unix_ms - last.newest.unix_ms <= TOGETHER) {
       last.remarks.push(remark);
       last.newest = remark;
     } else {
       const incident = { number: remark.number, remarks: [remark], newest: remark };
       all.push(incident);
-      if (remark.engine !== undefined) open.set(cause(remark), incident);
+      if (isPart) open.set(cause(remark), incident);
     }
   }
   for (const incident of all) incident.healed = incident.newest.mood === "bad" && HEALS.has(incident.newest.topic) ? healedAfter(incident, good) : null;

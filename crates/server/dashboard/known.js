@@ -1,4 +1,4 @@
-// Everything that the plane told, as it told it last.
+// The last known state of the plane.
 
 export const known = {
   plane: null, // {id, version}

@@ -11,7 +11,7 @@ const HIDDEN = 5_000; // a page that nobody sees for this long lets go: a browse
 /** What a refusal says, and what to do about it, in the plane's own words. */
 export async function refusal(response) {
   const { error } = await response.json().catch(() => ({}));
-  return error ? [error.message, error.next].filter(Boolean).join("; ") : `the plane answers ${response.status}`;
+  return error ? [error.message, error.next].filter(Boolean).join("; ") : `kvplane answers ${response.status}`;
 }
 
 /**
@@ -41,7 +41,7 @@ export function follow(tell) {
     let pause = 500;
     for (;;) {
       end = new AbortController();
-      const ended = await read(tell, end, () => (pause = 500)).catch(() => ({ state: "lost", why: "it does not answer" }));
+      const ended = await read(tell, end, () => (pause = 500)).catch(() => ({ state: "lost", why: "no answer" }));
       if (known.linked) hole();
       known.linked = false;
       const { state, why } = resting ? { state: "resting" } : ended;
@@ -72,7 +72,7 @@ async function read(tell, end, reached) {
     let rest = "";
     for (;;) {
       const { value, done } = await text.read();
-      if (done) return { state: "lost", why: "it ended the connection" };
+      if (done) return { state: "lost", why: "the connection was closed" };
       clearTimeout(timer);
       timer = listen();
       known.heard = now();

@@ -3,7 +3,9 @@
 import * as engine from "./engine.js";
 import * as fleet from "./fleet.js";
 import * as health from "./health.js";
+import * as ledger from "./ledger.js";
 import * as query from "./query.js";
+import * as routing from "./routing.js";
 import * as timeline from "./timeline.js";
 import { arrows, shortcuts } from "./keys.js";
 import * as kept from "./kept.js";
@@ -19,6 +21,7 @@ let due = false;
 function route() {
   const [, name, id] = location.hash.split("/");
   if (name === "engine" && id) page = { name, engine: named(id) };
+  else if (name === "routing") page = { name, receipt: named(id ?? "") };
   else page = { name: name === "ask" ? "ask" : "fleet" };
   fleet.only(name === "show" ? id : "");
   for (const section of document.querySelectorAll("section[data-page]")) section.hidden = section.dataset.page !== page.name;
@@ -54,6 +57,10 @@ function redraw() {
     }
     if (page.name === "engine") engine.draw(page.engine);
     if (page.name === "ask") query.draw();
+    if (page.name === "routing") {
+      routing.draw();
+      ledger.draw(page.receipt);
+    }
     timeline.draw(page.engine);
   });
 }
@@ -86,9 +93,10 @@ function connection(state, why) {
   by("token").focus();
 }
 
-fleet.begin();
+fleet.begin(redraw);
 engine.begin(redraw);
 query.begin();
+ledger.begin();
 timeline.begin(redraw);
 theme(false);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => theme(false));
@@ -104,6 +112,7 @@ arrows(by("fleet"));
 shortcuts({
   f: () => (location.hash = "#/"),
   a: () => (location.hash = "#/ask"),
+  r: () => (location.hash = "#/routing"),
   d: () => theme(true),
   "/": () => {
     location.hash = "#/";
@@ -125,5 +134,5 @@ by("token-form").addEventListener("submit", (event) => {
   else say(by("token-why"), "Invalid token: it contains characters that a request cannot carry, such as a curly quote or an invisible space. Copy it again.");
 });
 // Plots go on, and "2 min ago" grows, also while nothing happens.
-setInterval(() => page.name === "engine" && redraw(), 1000);
+setInterval(() => ["engine", "routing"].includes(page.name) && redraw(), 1000);
 route();

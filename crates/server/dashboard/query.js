@@ -20,7 +20,7 @@ export function begin() {
     questions += 1;
     const number = questions;
     const shown = (show) => number === questions && show();
-    ask(shown).catch(({ name }) => shown(() => fail(name === "TimeoutError" ? "The plane did not answer in time." : "The plane does not answer.")));
+    ask(shown).catch(({ name }) => shown(() => fail(name === "TimeoutError" ? "kvplane did not answer in time." : "kvplane does not answer.")));
   });
   form.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit();
@@ -47,7 +47,7 @@ function fail(message) {
 /** Token ids as they are pasted: a JSON list, or numbers with commas or spaces between. Anything else is said, not guessed. */
 export function tokenIds(text) {
   const words = text.trim().replace(/^\[/, "").replace(/\]$/, "").split(/[\s,;]+/).filter(Boolean);
-  if (!words.length) throw new Error("There is no token id in it.");
+  if (!words.length) throw new Error("No token ids given.");
   return words.map((word, at) => {
     const id = Number(word);
     if (/^[0-9]+$/.test(word) && id <= LARGEST) return id;
@@ -99,15 +99,15 @@ function show(answer, tokens) {
   const { counts } = answer;
   const best = new Set(answer.best.map(key));
   const credited = counts.holders + counts.empty;
-  const summary = `${counts.holders.toLocaleString()} of ${credited.toLocaleString()} ranks hold a part of these ${tokens.toLocaleString()} tokens. The answer is worth: `;
+  const summary = `${counts.holders.toLocaleString()} of ${credited.toLocaleString()} ranks hold a part of these ${tokens.toLocaleString()} tokens. Trust of the answer: `;
   const nodes = [make("p", {}, summary, make("b", {}, answer.trust), "."), ruler(tokens)];
-  if (answer.tokenized) nodes.splice(1, 0, make("p", { class: "empty" }, `That engines compute the same token ids for this text is ${answer.tokenized.parity}.`));
+  if (answer.tokenized) nodes.splice(1, 0, make("p", { class: "empty" }, `Parity with the engines' tokenizer: ${answer.tokenized.parity}.`));
   for (const match of answer.matches) nodes.push(holder(match, tokens, best.has(key(match))));
   const unlisted = counts.holders - answer.matches.length;
   if (unlisted) nodes.push(make("p", { class: "empty" }, `and ${unlisted.toLocaleString()} more that hold no more than these`));
   if (counts.shorter_than_block) {
     const count = counts.shorter_than_block.toLocaleString();
-    nodes.push(make("p", { class: "empty" }, `The prompt is shorter than one block of ${count} ranks, so nothing of it can be cached there.`));
+    nodes.push(make("p", { class: "empty" }, `The prompt is shorter than one block of ${count} ranks: they cannot have it cached.`));
   }
   if (!credited) nodes.push(make("p", { class: "empty" }, "No rank of this model can be credited right now."));
   const notCredited = (other) => {

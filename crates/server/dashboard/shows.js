@@ -17,4 +17,6 @@ export const welcome = () => [
   make("pre", {}, `vllm serve MODEL --kv-events-config '{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558"}'`),
   make("p", {}, "Then add it:"),
   make("pre", {}, "kvplane engines add vllm-0 --engine vllm=tcp://HOST:5557,replay=tcp://HOST:5558,model=MODEL"),
+  make("p", {}, "No GPU? This takes the place of vLLM, at the same ports:"),
+  make("pre", {}, "kvplane sim --model MODEL --load 5"),
 ];

@@ -67,6 +67,14 @@ function fill(line, { remarks, newest, healed }) {
   const times = remarks.reduce((sum, remark) => sum + remark.times, 0);
   const again = times > ranks.length ? [make("span", { class: "times" }, ` ×${times}`)] : [];
   const who = newest.engine === undefined ? [] : ranks.length > 1 ? [make("b", {}, counted(ranks.length, "rank")), " "] : [link(newest), " "];
+  if (newest.engine === undefined && remarks.length > 1) {
+    const [head] = newest.words.split(":");
+    const open = line.querySelector("details")?.open ? { open: "" } : {};
+    const all = remarks.slice(-NAMED).map((remark) => make("p", {}, remark.words));
+    if (remarks.length > NAMED) all.unshift(make("p", {}, `the last ${NAMED} of ${remarks.length}:`));
+    line.replaceChildren(make("details", open, make("summary", {}, time, head, make("span", { class: "times" }, ` ×${remarks.length}`)), ...all));
+    return;
+  }
   if (healed === null && ranks.length === 1) {
     line.replaceChildren(time, ...who, newest.words, ...again);
     return;

@@ -30,7 +30,7 @@ function build() {
   parts.prefixes = make("ol", { class: "prefixes" });
   const top = make("details", { class: "tile top" }, make("summary", {}, "Top prefixes"), parts.prefixes);
   document.getElementById("value").append(
-    tile("hit-rate", "Prompt tokens found", parts.hits),
+    tile("hit-rate", "Hit rate", parts.hits),
     tile("asked", "Tokens asked"),
     tile("fullness", "Device cache full"),
     tile("copies", "Copies of a block"),
@@ -47,7 +47,7 @@ export function draw() {
     say(parts[name].number, number);
     say(parts[name].note, note);
   };
-  set("hit-rate", percent(queries.tokens_found, queries.tokens_asked), queries.questions ? "cached on the best engine" : "no questions yet");
+  set("hit-rate", percent(queries.tokens_found, queries.tokens_asked), queries.questions ? "prompt tokens cached on the best engine" : "no questions yet");
   set("asked", short(queries.tokens_asked), counted(queries.questions, "question"));
   const { used, capacity, unknown } = fullness();
   set("fullness", percent(used, capacity), capacity ? `${short(used)} of ${short(capacity)} blocks${unknown ? `; ${counted(unknown, "rank")} unknown` : ""}` : "engines do not report their capacity");
@@ -81,8 +81,12 @@ function drawPrefixes(prefixes) {
   parts.prefixes.replaceChildren(...(prefixes.length ? prefixes.slice(0, 5).map(line) : [make("li", {}, "none yet")]));
 }
 
-/** The share of tokens that were found between two samples. */
+let plotted = ""; // from what the plot was drawn
+/** The share of tokens that were found between two samples. To draw asks for the page's layout, so it is done when something is new. */
 function drawHits() {
+  const about = JSON.stringify([known.past?.fleet.at(-1)?.unix_ms, document.documentElement.dataset.theme, window.innerWidth]);
+  if (about === plotted) return;
+  plotted = about;
   const samples = known.past?.fleet ?? [];
   const times = samples.map((sample) => sample.unix_ms);
   const values = samples.map((sample, at) => {

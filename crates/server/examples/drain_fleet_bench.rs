@@ -37,7 +37,7 @@ const SECONDS: u64 = 10;
 /// Blocks of 32 tokens that an engine holds; then every store evicts one.
 const HELD: u64 = 512;
 
-/// One engine: its buffer of events, drained by whoever asks.
+/// One engine: its buffer of events, drained by every reader.
 #[derive(Default)]
 struct Engine {
     buffer: Mutex<String>,
@@ -107,8 +107,8 @@ impl Drop for Plane {
     }
 }
 
-/// Counts the blocks that a subscriber is told of.
-async fn subscribe(url: &str, engine: usize, told: Arc<AtomicU64>) {
+/// Counts the blocks that a subscriber receives.
+async fn subscribe(url: &str, engine: usize, reported: Arc<AtomicU64>) {
     let deadline = Instant::now() + Duration::from_mins(1);
     let channel = loop {
         match Endpoint::from_shared(url.to_owned()).unwrap().connect().await {
@@ -125,7 +125,7 @@ async fn subscribe(url: &str, engine: usize, told: Arc<AtomicU64>) {
         while let Ok(Some(batch)) = batches.message().await {
             for event in batch.events {
                 if let Some(Data::Stored(stored)) = event.data {
-                    told.fetch_add(stored.blocks.len() as u64, Ordering::Relaxed);
+                    reported.fetch_add(stored.blocks.len() as u64, Ordering::Relaxed);
                 }
             }
         }
@@ -166,9 +166,9 @@ async fn main() {
     }
     let plane = Plane(command.stdout(Stdio::null()).spawn().unwrap());
     let url = format!("http://127.0.0.1:{port}");
-    let told: Vec<Arc<AtomicU64>> = (0..count as u64 * subscribers).map(|_| Arc::default()).collect();
-    for (at, told) in told.iter().enumerate() {
-        subscribe(&url, at % count, told.clone()).await;
+    let reported: Vec<Arc<AtomicU64>> = (0..count as u64 * subscribers).map(|_| Arc::default()).collect();
+    for (at, reported) in reported.iter().enumerate() {
+        subscribe(&url, at % count, reported.clone()).await;
     }
 
     println!(
@@ -199,10 +199,10 @@ async fn main() {
         );
     }
     let deadline = Instant::now() + Duration::from_secs(30);
-    for (at, told) in told.iter().enumerate() {
+    for (at, reported) in reported.iter().enumerate() {
         let stored = engines[at % count].stored.load(Ordering::Relaxed);
-        while told.load(Ordering::Relaxed) < stored {
-            assert!(Instant::now() < deadline, "a subscriber has {told:?} of {stored} blocks");
+        while reported.load(Ordering::Relaxed) < stored {
+            assert!(Instant::now() < deadline, "a subscriber has {reported:?} of {stored} blocks");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }

@@ -75,7 +75,7 @@ fn cpu_seconds(pid: u32) -> f64 {
     (fields[11].parse::<f64>().unwrap() + fields[12].parse::<f64>().unwrap()) / 100.0
 }
 
-/// Keeps what it is told.
+/// Keeps what it receives.
 #[derive(Default)]
 struct Kept {
     hashes: Mutex<HashSet<[u8; 8]>>,
@@ -270,7 +270,7 @@ async fn main() {
     println!(
         "| room for blocks | stored blocks/s | told after the last, ms | CPU of a core | calls | clears |\n|---|---|---|---|---|---|"
     );
-    // Where there is room for so many, every block that is stored evicts another.
+    // Beyond this many, every block that is stored evicts another.
     for (rate, stay) in
         [(1_000, u64::MAX), (1_000, 128), (10_000, 4_096), (50_000, u64::MAX), (50_000, 4_096)]
     {

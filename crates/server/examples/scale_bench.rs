@@ -368,7 +368,7 @@ fn free_address() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
 }
 
-/// Tokens of so many blocks, which differ by the first one's number.
+/// Tokens of this many blocks, which differ by the first one's number.
 fn tokens(first: u64, blocks: u32) -> Vec<u32> {
     (0..blocks * BLOCK).map(|at| ((first * 7_919 + u64::from(at) * 31) % 128_000) as u32).collect()
 }

@@ -1,21 +1,23 @@
 //! The gateway of a plane: its listener, and the endpoints of the plane's engines.
 
-use std::collections::HashSet;
+mod addresses;
+
+use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::HeaderValue;
-use kvplane_access::{Bounds, Door, Edge, Peer, Port, Tls};
-use kvplane_core::EngineKind;
-use kvplane_gateway::{Gateway, Options, TimesRead, Upstream};
-use kvplane_inference::Endpoint;
+use kvplane_access::{Door, OtherListener, Peer, Port, Tls};
+use kvplane_core::{EngineId, EngineKind};
+use kvplane_gateway::{BOOTSTRAP_PORT, Gateway, Options, TimesRead, Upstream};
+use kvplane_inference::{Endpoint, Role};
 use kvplane_ingest::{Engine, Engines};
 use kvplane_metrics::{GatewayRows, LatenciesRead};
-use kvplane_transport::host_and_port;
 use tokio::net::TcpListener;
 use tracing::{error, info, warn};
 
+use self::addresses::Addresses;
 use crate::parts::Parts;
 use crate::picker::Decider;
 
@@ -44,6 +46,17 @@ pub struct GatewayEndpoint {
     pub address: Option<SocketAddr>,
     /// The rank behind it; absent: all ranks of the engine.
     pub rank: Option<u32>,
+    /// What it does with prompts.
+    pub role: Role,
+    /// Where `SGLang`'s engines that decode meet it, if it prefills.
+    pub bootstrap_port: u16,
+}
+
+impl GatewayEndpoint {
+    /// An engine at its own address, which does everything.
+    pub fn whole(engine: String) -> Self {
+        Self { engine, address: None, rank: None, role: Role::Both, bootstrap_port: BOOTSTRAP_PORT }
+    }
 }
 
 /// The gateway of a plane.
@@ -81,12 +94,11 @@ pub(crate) async fn run(setup: GatewaySetup, gateway: Gateway, parts: &Parts) {
     };
     kvplane_runtime::spawn("gateway endpoints", following);
     kvplane_runtime::spawn("gateway probes", probing);
-    let bounds = Bounds {
-        connections: options.max_connections,
-        connections_per_peer: options.max_connections,
-        ..parts.edge.bounds.clone()
-    };
-    let door = Door::open(listener, Port::Http, tls, Edge::new(bounds).http);
+    let exporting = gateway.clone();
+    kvplane_runtime::spawn("gateway traces", async move { exporting.export().await });
+    let connections = parts.edge.bounds.gateway(options.max_connections);
+    parts.edge.note(OtherListener { name: "gateway", connections: connections.clone(), tls: tls.clone() });
+    let door = Door::open(listener, Port::Http, tls, connections);
     let service = gateway.router().into_make_service_with_connect_info::<Peer>();
     if let Err(error) = axum::serve(door, service).with_graceful_shutdown(stop.cancelled_owned()).await {
         error!(%error, "gateway failed");
@@ -96,29 +108,34 @@ pub(crate) async fn run(setup: GatewaySetup, gateway: Gateway, parts: &Parts) {
 /// What was said of engines already: each thing once.
 #[derive(Debug, Default)]
 struct Known {
-    said: HashSet<String>,
+    addresses: Addresses,
+    said: HashMap<EngineId, &'static str>,
     engines: usize,
 }
 
 impl Known {
     async fn upstreams(&mut self, engines: &Engines, given: &[GatewayEndpoint]) -> Vec<Upstream> {
+        self.addresses.look_up(engines.iter().filter_map(|engine| engine.spec.http.clone()).collect()).await;
         let mut upstreams = Vec::with_capacity(engines.len());
         for engine in engines.iter() {
             let id = engine.spec.id.as_str();
             let own: Vec<&GatewayEndpoint> = given.iter().filter(|one| one.engine == id).collect();
-            let whole = GatewayEndpoint { engine: id.to_owned(), address: None, rank: None };
+            let whole = GatewayEndpoint::whole(id.to_owned());
             let own = if own.is_empty() { vec![&whole] } else { own };
             for one in own {
-                match self.upstream(engine, one).await {
+                match self.upstream(engine, one) {
                     Ok(upstream) => upstreams.push(upstream),
                     Err(reason) => {
-                        if self.said.insert(format!("{id} {reason}")) {
+                        if self.said.insert(engine.spec.id.clone(), reason) != Some(reason) {
                             warn!(engine = id, reason, "the gateway cannot send requests to this engine");
                         }
                     }
                 }
             }
         }
+        // Engines come and go under new names all the time.
+        let ids: HashSet<&EngineId> = engines.iter().map(|engine| &engine.spec.id).collect();
+        self.said.retain(|id, _| ids.contains(id));
         if upstreams.len() != self.engines {
             self.engines = upstreams.len();
             info!(endpoints = upstreams.len(), "gateway endpoints changed");
@@ -126,10 +143,10 @@ impl Known {
         upstreams
     }
 
-    async fn upstream(&self, engine: &Engine, given: &GatewayEndpoint) -> Result<Upstream, &'static str> {
+    fn upstream(&self, engine: &Engine, given: &GatewayEndpoint) -> Result<Upstream, &'static str> {
         let (address, host) = match (given.address, engine.spec.http.as_deref()) {
             (Some(address), _) => (address, address.to_string()),
-            (None, Some(url)) => resolve(url).await?,
+            (None, Some(url)) => self.addresses.find(url)?,
             (None, None) => return Err("it has no http address: set http in its [[engine]]"),
         };
         let key = engine.spec.control.api_key().map_err(|_| "its api_key_file cannot be read")?;
@@ -145,11 +162,13 @@ impl Known {
             endpoint: Endpoint {
                 engine: Some(engine.spec.id.to_string()),
                 rank: given.rank,
+                role: Some(given.role),
                 ..Endpoint::at(address)
             },
             model: engine.spec.model.clone(),
             host: HeaderValue::from_str(&host).map_err(|_| "its http address is no host")?,
             authorization,
+            bootstrap_port: given.bootstrap_port,
             kind: match engine.spec.kind {
                 EngineKind::Vllm => "vllm",
                 EngineKind::Sglang => "sglang",
@@ -159,27 +178,11 @@ impl Known {
     }
 }
 
-/// Where a URL's server is, and what it is called.
-async fn resolve(url: &str) -> Result<(SocketAddr, String), &'static str> {
-    let Some(rest) = url.strip_prefix("http://") else {
-        return Err("its http address is not http://host[:port]: the gateway speaks plain HTTP to engines");
-    };
-    let host = rest.split('/').next().unwrap_or_default();
-    let (name, port) = host_and_port(host).ok_or("its http address is not http://host[:port]")?;
-    let bare = name.trim_start_matches('[').trim_end_matches(']');
-    let mut found = tokio::net::lookup_host((bare, port.unwrap_or(80)))
-        .await
-        .map_err(|_| "the host of its http address is not known")?;
-    let address = found.next().ok_or("the host of its http address has no address")?;
-    Ok((address, host.to_owned()))
-}
-
 /// For `/metrics`.
 pub(crate) fn rows(gateway: &Gateway) -> GatewayRows {
     let stats = gateway.stats();
-    let [decisions, without_tokens, ended, retries, limited] = stats.labelled();
+    let [decisions, without_tokens, ended, retries, limited, prefills, traces, refused] = stats.labelled();
     let [unretried, forwarded_ids, withdrawn_ids] = stats.counts();
-    let [in_flight, held_bytes] = stats.now();
     let read = |TimesRead { sum, count, buckets }| LatenciesRead { sum, count, buckets };
     let [first_token, per_token, queue] = stats.times().map(read);
     let endpoints = gateway.endpoints();
@@ -191,11 +194,14 @@ pub(crate) fn rows(gateway: &Gateway) -> GatewayRows {
         ended,
         retries,
         limited,
+        prefills,
+        traces,
+        refused,
         unretried,
         forwarded_ids,
         withdrawn_ids,
-        in_flight,
-        held_bytes,
+        in_flight: stats.in_flight(),
+        held_bytes: gateway.held_bytes(),
         endpoints: Gateway::standings().map(|name| (name, standing(name))).collect(),
         first_token,
         per_token,

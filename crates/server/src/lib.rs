@@ -4,6 +4,7 @@
 //! They never see an engine's bytes.
 
 mod encoding;
+mod engine_ids;
 mod fleet;
 mod gateway;
 mod grpc;

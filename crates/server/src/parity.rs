@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use http::HeaderValue;
 use kvplane_ingest::{Engine, Mood, Plane, Said, Source};
-use kvplane_prompt::engine::{self, EngineAddress};
+use kvplane_prompt::engine::{self, EngineAddress, EngineError};
 use kvplane_prompt::{Contradiction, Dimensions, Evidence, PromptInput, Prompts};
+use kvplane_receipts::Receipt;
 use kvplane_transport::HttpClient;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -61,13 +62,16 @@ pub(crate) async fn watch(prompts: Prompts, plane: Arc<Plane>, stop: Cancellatio
 fn note(prompts: &Prompts, engine: &Engine, known: &mut HashMap<String, Known>) {
     let (name, model) = (engine.spec.id.as_str(), engine.spec.model.as_str());
     let mirrored = matches!(engine.spec.source, Source::Mirrored(_) | Source::Linked(_));
-    if mirrored || prompts.model(model).is_none() {
+    if mirrored || prompts.model(model).is_none_or(|model| model.asks_engines()) {
         return;
     }
     let epoch = engine.streams.first().map(|stream| stream.cursor().epoch.as_u64());
     let same = known.get(name).is_some_and(|entry| entry.epoch == epoch && entry.model == model);
     if !same {
         prompts.begin(model, name);
+        if engine.spec.http.is_none() {
+            prompts.give_up(model, name);
+        }
         let due = engine.spec.http.is_some().then(Instant::now);
         known.insert(name.to_owned(), Known { model: model.to_owned(), epoch, due });
     }
@@ -81,6 +85,9 @@ async fn compare(prompts: &Prompts, plane: &Plane, client: &HttpClient, engine: 
         Ok(compared) => compared,
         Err(error) => {
             debug!(engine = name, %error, "tokenizer not compared");
+            if matches!(error, EngineError::NotServed { .. }) {
+                prompts.give_up(model, name);
+            }
             return false;
         }
     };
@@ -93,6 +100,20 @@ async fn compare(prompts: &Prompts, plane: &Plane, client: &HttpClient, engine: 
     prompts.settle(model, name);
     info!(engine = name, model, equal, probes = compared.len(), "tokenizer compared");
     true
+}
+
+/// An engine said how many tokens a prompt has: a free check of every request that passes by.
+pub(crate) fn take_count(asker: &Asker, receipt: &Receipt) {
+    let Some((delivered, _)) = &receipt.settled else { return };
+    let (Some(bits), Some(counted)) = (receipt.decided.text, delivered.prompt) else { return };
+    let chosen = receipt.decided.candidates.first().map(|chosen| &*chosen.engine);
+    let Some(engine) = delivered.engine.as_deref().or(chosen) else { return };
+    // Somebody else may have served, whose prompts are not known.
+    if asker.plane.engine(engine).is_none_or(|one| one.spec.model.as_str() != &*receipt.decided.model) {
+        return;
+    }
+    let (dimensions, equal) = (Dimensions::from_bits(bits), counted == receipt.decided.prompt);
+    tell(&asker.plane, asker.prompts.counted(&receipt.decided.model, engine, dimensions, equal).as_ref());
 }
 
 /// A contradiction is an event of the plane.
@@ -145,7 +166,7 @@ impl Drop for Turn {
     }
 }
 
-fn address(engine: &Engine) -> Option<EngineAddress> {
+pub(crate) fn address(engine: &Engine) -> Option<EngineAddress> {
     let base = engine.spec.http.clone()?;
     engine.spec.control.api_key().ok()?;
     Some(EngineAddress { base, model: engine.spec.model.clone(), authorization: authorization(engine) })

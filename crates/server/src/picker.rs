@@ -1,10 +1,12 @@
 //! The plane behind an endpoint picker: the decision of `/v1/pick`, for endpoints of a pool.
 
+mod bound;
 mod listen;
 mod places;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use kvplane_catalog::Question;
 use kvplane_core::{EngineKind, ErrorCode, PublicError};
@@ -13,6 +15,8 @@ use kvplane_prompt::{PromptError, PromptInput, Standing, Tokenized};
 use kvplane_receipts::Delivered;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
 use tracing::debug;
 
 pub use listen::PickerSetup;
@@ -23,6 +27,12 @@ use crate::questions::{Asker, WithoutTokens};
 use crate::readiness::Readiness;
 use crate::routing::{MAX_ENDPOINTS, Report, Routing, State, Wish};
 
+/// How long an account waits for what explains it, and how often it is looked for.
+const EVIDENCE: Duration = Duration::from_secs(5);
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// Accounts that wait at the same time.
+const SETTLING: usize = 1_024;
+
 /// What a picker decides with.
 #[derive(Debug)]
 pub(crate) struct Decider {
@@ -31,6 +41,8 @@ pub(crate) struct Decider {
     readiness: Arc<Readiness>,
     policy: Option<String>,
     places: Mutex<Arc<Places>>,
+    /// Receipts that wait for what explains them.
+    settling: Arc<Semaphore>,
     ready: AtomicBool,
 }
 
@@ -42,7 +54,8 @@ impl Decider {
         policy: Option<String>,
     ) -> Self {
         let (places, ready) = (Mutex::default(), AtomicBool::new(false));
-        Self { asker, routing, readiness, policy, places, ready }
+        let settling = Arc::new(Semaphore::new(SETTLING));
+        Self { asker, routing, readiness, policy, places, settling, ready }
     }
 
     /// Which streams the endpoints of a pool are.
@@ -56,7 +69,7 @@ impl Decider {
     }
 
     fn report(&self, receipt: &str, report: Report) {
-        if let Err(error) = self.routing.report(&self.asker.plane, receipt, report) {
+        if let Err(error) = self.routing.report(&self.asker, receipt, report) {
             debug!(receipt, error = error.message, "report not taken");
         }
     }
@@ -80,8 +93,8 @@ impl Plane for Decider {
             PromptError::Busy => NoTokens::Busy,
             _ => NoTokens::NotRendered,
         })?;
-        let Tokenized { model, adapter, ids, standing, .. } = made;
-        Ok(Tokens { model, adapter, ids, proven: standing == Standing::Proven })
+        let Tokenized { model, adapter, ids, standing, dimensions } = made;
+        Ok(Tokens { model, adapter, ids, proven: standing == Standing::Proven, dimensions })
     }
 
     fn tokenizes(&self, model: &str) -> bool {
@@ -104,7 +117,10 @@ impl Plane for Decider {
         }
         let mut wish = Wish {
             output: ask.output,
+            // Ids that the request brought were computed elsewhere.
+            text: ask.tokens.ok().map(|tokens| tokens.dimensions).filter(|dimensions| !dimensions.is_empty()),
             without_tokens: ask.tokens.err().map(|why| WithoutTokens { why: why.as_str(), about: 0 }),
+            with: ask.with.map(str::to_owned),
             ..Wish::default()
         };
         // Of engines with several ranks at one address, only the best rank is returned.
@@ -130,7 +146,7 @@ impl Plane for Decider {
     }
 
     fn first_byte(&self, receipt: &str) {
-        self.report(receipt, Report { state: Some(State::FirstToken), delivered: None });
+        self.report(receipt, Report { state: Some(State::FirstToken), ..Report::default() });
     }
 
     fn ended(&self, receipt: &str, came: Came) {
@@ -147,18 +163,17 @@ impl Plane for Decider {
             attempts: came.attempts.unwrap_or(1).max(1),
         });
         let long = delivered.as_ref().is_some_and(|one| self.routing.needs_replay(receipt, one.cached));
-        let report = Report { state, delivered };
-        match Handle::try_current() {
-            Ok(runtime) if long => {
-                let (plane, routing) = (self.asker.plane.clone(), self.routing.clone());
-                let receipt = receipt.to_owned();
-                runtime.spawn_blocking(move || {
-                    if let Err(error) = routing.report(&plane, &receipt, report) {
-                        debug!(receipt, error = error.message, "report not taken");
-                    }
-                });
+        match (Handle::try_current(), delivered) {
+            (Ok(runtime), Some(delivered)) if long => {
+                // The booking is over now, whenever the account is settled.
+                let first_token_ms = delivered.first_token_ms;
+                self.report(receipt, Report { state, first_token_ms, delivered: None });
+                let (asker, routing) = (self.asker.clone(), self.routing.clone());
+                let settling =
+                    settle_later(asker, routing, self.settling.clone(), receipt.to_owned(), delivered);
+                kvplane_runtime::spawn_on(&runtime, "account of a request", settling);
             }
-            _ => self.report(receipt, report),
+            (_, delivered) => self.report(receipt, Report { state, delivered, ..Report::default() }),
         }
     }
 
@@ -169,6 +184,40 @@ impl Plane for Decider {
         let ready = self.readiness.check(&self.asker.plane, false).ready;
         self.ready.store(ready, Ordering::Relaxed);
         ready
+    }
+}
+
+/// Settles a receipt whose prediction and delivery differ, once the engine's stream says why: what the engine
+/// announced before its answer may arrive after it, and a frame that was lost is only missed with the next
+/// one.
+async fn settle_later(
+    asker: Arc<Asker>,
+    routing: Arc<Routing>,
+    settling: Arc<Semaphore>,
+    receipt: String,
+    delivered: Delivered,
+) {
+    let deadline = Instant::now() + EVIDENCE;
+    // With too many of them, what is known now has to do.
+    let turn = settling.try_acquire().ok();
+    loop {
+        let (asker, routing) = (asker.clone(), routing.clone());
+        let (name, came, last) =
+            (receipt.clone(), delivered.clone(), turn.is_none() || Instant::now() >= deadline);
+        let settled = tokio::task::spawn_blocking(move || {
+            let now = last || routing.is_explained(&asker.plane, &name, &came);
+            if now {
+                let report = Report { delivered: Some(came), ..Report::default() };
+                if let Err(error) = routing.report(&asker, &name, report) {
+                    debug!(receipt = name, error = error.message, "report not taken");
+                }
+            }
+            now
+        });
+        if settled.await.unwrap_or(true) {
+            return;
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
     }
 }
 

@@ -11,7 +11,7 @@ use serde::Serialize;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, JsonSchema)]
 #[schemars(rename = "PublisherCount")]
 pub(crate) struct Count {
-    /// Ranks that are configured, or that the engine says it has.
+    /// Ranks that are configured, or that the engine reports.
     pub(crate) expected: u64,
     /// … that are connected and have a verdict.
     pub(crate) heard: u64,

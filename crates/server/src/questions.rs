@@ -8,7 +8,7 @@ use kvplane_catalog::{Asking, Catalog, Question};
 use kvplane_core::{PublicError, Trust};
 use kvplane_ingest::Plane;
 use kvplane_metrics::{Latencies, LatenciesRead};
-use kvplane_prompt::{PromptError, PromptInput, Prompts, Tokenized};
+use kvplane_prompt::{Dimensions, PromptError, PromptInput, Prompts, Tokenized};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -100,6 +100,9 @@ pub(crate) struct TokenizedNote {
     pub(crate) tokens: u64,
     /// Whether engines compute the same ids: `proven` or `assumed`.
     pub(crate) parity: &'static str,
+    /// What engines have to agree about for it.
+    #[serde(skip)]
+    pub(crate) dimensions: Dimensions,
 }
 
 /// A text that is not known in tokens.
@@ -135,8 +138,8 @@ fn check_beside(question: &Question, input: &PromptInput) -> Result<(), PublicEr
 }
 
 fn put(question: &mut Question, made: Tokenized) -> TokenizedNote {
-    let Tokenized { model, adapter, ids, standing, .. } = made;
-    let note = TokenizedNote { tokens: ids.len() as u64, parity: standing.as_str() };
+    let Tokenized { model, adapter, ids, standing, dimensions } = made;
+    let note = TokenizedNote { tokens: ids.len() as u64, parity: standing.as_str(), dimensions };
     if question.lora_name.is_none() && question.lora_id.is_none() {
         question.lora_name = adapter;
     }
@@ -186,7 +189,8 @@ impl Asker {
     /// The ids of a text. Some are compared with an engine's.
     pub(crate) fn ids(&self, model: &str, input: &PromptInput) -> Result<Tokenized, PromptError> {
         let made = self.prompts.tokenize(model, input)?;
-        if self.prompts.sample() {
+        let of_engine = self.prompts.model(&made.model).is_some_and(|model| model.asks_engines());
+        if !of_engine && self.prompts.sample() {
             parity::compare_one(self, &made.model, input.clone(), made.ids.clone(), made.dimensions);
         }
         Ok(made)

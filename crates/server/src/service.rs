@@ -12,6 +12,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tracing::error;
 
+use crate::engine_ids::EngineIds;
 use crate::fleet::Fleet;
 use crate::gateway::{self, GatewaySetup};
 use crate::grpc;
@@ -155,7 +156,7 @@ impl Service {
         };
         let picking = async {
             if let (Some(setup), Some(picker)) = (picker, parts.picker.get()) {
-                Box::pin(picker::run(setup, picker.clone(), parts.stop.clone())).await;
+                Box::pin(picker::run(setup, picker.clone(), parts.edge.clone(), parts.stop.clone())).await;
             }
         };
         let ends = parts.stop.clone();
@@ -189,6 +190,10 @@ fn spawn_tasks(parts: &Parts) {
     kvplane_runtime::spawn("sample history", sampling);
     if let Some(hints) = hints {
         kvplane_runtime::spawn("forget old hints", hints.clone().forget_old(stop.clone()));
+    }
+    if asker.prompts.asks_engines() {
+        let engines = EngineIds::new(plane.clone(), tokio::runtime::Handle::current());
+        asker.prompts.set_engines(Arc::new(engines));
     }
     if !asker.prompts.is_empty() {
         let comparing = parity::watch(asker.prompts.clone(), plane.clone(), stop.clone());

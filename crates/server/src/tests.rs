@@ -113,7 +113,7 @@ async fn every_page_asks_for_the_role_of_its_row() {
     // What is wrong is named.
     for (method, path, message) in [
         (Method::GET, "/no/such/path", "there is no path \"/no/such/path\""),
-        (Method::PUT, "/v1/engines", "/v1/engines takes GET and POST, and not PUT"),
+        (Method::PUT, "/v1/engines", "/v1/engines takes GET and POST, not PUT"),
     ] {
         let body = served.page(Key::Token(Role::Admin), &method, path).await.body;
         let body: serde_json::Value = serde_json::from_slice(&body).unwrap();

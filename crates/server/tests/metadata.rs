@@ -199,7 +199,7 @@ async fn no_token_leaves_by_hints_or_reports() {
     spec.replica = Some(REPORTED.to_owned());
     reports.set(&rig.plane, vec![spec]);
 
-    // What the engine holds is told by both ways, and everything that can be asked is asked.
+    // What the engine holds is reported both ways, and every question is asked.
     let mut client = asked.client().await;
     let events = proto::StreamEventsRequest {
         model_id: "sim".to_owned(),

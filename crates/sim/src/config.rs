@@ -3,7 +3,6 @@
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener};
-use std::time::Duration;
 
 use kvplane_core::EngineKind;
 use kvplane_socket::{Endpoint, PublishContext};
@@ -14,6 +13,7 @@ use crate::fault::Fault;
 use crate::operate::Conduct;
 use crate::pool::{GroupKind, GroupSpec, Groups, Habits, HostConfig, HostForm, PoolConfig};
 use crate::radix::{EventStyle, PageHash, RadixConfig};
+use crate::service::Pace;
 
 /// A simulated engine's configuration. The default is a small engine on free loopback ports.
 #[derive(Debug, Clone)]
@@ -54,8 +54,8 @@ pub struct SimConfig {
     pub http: Option<SocketAddr>,
     /// What callers of the HTTP server have to send as a bearer token, where the engine asks for one.
     pub api_key: Option<String>,
-    /// How long a generated token takes over HTTP; blocks are held for as long.
-    pub token_delay: Duration,
+    /// How fast it is over HTTP, and how much it takes; blocks are held for as long.
+    pub pace: Pace,
     /// Where SMG's service for this engine is served, with operations and without events; `None` for nowhere.
     pub grpc: Option<SocketAddr>,
     /// What goes wrong from the start, on every rank.
@@ -147,7 +147,7 @@ impl Default for SimConfig {
             sglang: SglangOptions::default(),
             http: None,
             api_key: None,
-            token_delay: Duration::ZERO,
+            pace: Pace::default(),
             grpc: None,
             faults: Vec::new(),
             conduct: Conduct::default(),
@@ -239,7 +239,7 @@ impl SimConfig {
         let block_size = self.block_size.max(1);
         let chunk = chunk.unwrap_or(block_size);
         // What the releases before 0.24 say of a block's size.
-        let told = if self.profile.is_at_least(Profile::Vllm0_20) { 0 } else { chunk as u32 };
+        let announced_size = if self.profile.is_at_least(Profile::Vllm0_20) { 0 } else { chunk as u32 };
         (blocks > 0).then_some(HostConfig {
             block_size,
             chunk,
@@ -252,7 +252,7 @@ impl SimConfig {
                 HostEvents::Placeholder if self.profile.is_at_least(Profile::Vllm0_24) => {
                     HostForm::Placeholders
                 }
-                HostEvents::Placeholder => HostForm::Raw { block_size: told },
+                HostEvents::Placeholder => HostForm::Raw { block_size: announced_size },
             },
             hash_form: self.hash_form,
             seed: self.seed,

@@ -24,6 +24,7 @@ use crate::operate::{Desk, before_routes};
 use crate::pool::PoolError;
 use crate::publisher::{Command, PublisherHandle};
 use crate::serve::ServerThread;
+use crate::service::Service;
 use crate::{grpc, http};
 
 /// Starts simulated engines.
@@ -71,6 +72,7 @@ pub(crate) struct Engine {
     pub(crate) config: SimConfig,
     pub(crate) ranks: Vec<Rank>,
     pub(crate) desk: Arc<Desk>,
+    pub(crate) service: Arc<Service>,
     start_time: Mutex<f64>,
     next_rank: AtomicUsize,
 }
@@ -111,6 +113,7 @@ impl SimEngine {
         let engine = Arc::new(Engine {
             ranks: ranks.collect::<Result<_, SimError>>()?,
             desk: Arc::new(Desk::new(config.conduct.clone())),
+            service: Arc::new(Service::new(config.ranks.max(1) as usize)),
             start_time: Mutex::new(now()),
             next_rank: AtomicUsize::new(0),
             config,
@@ -148,23 +151,8 @@ impl SimHandle {
         max_tokens: usize,
         options: &CompletionOptions,
     ) -> Result<CompletionResult, SimError> {
-        self.complete_with_pauses(prompt, max_tokens, options, Duration::ZERO)
-    }
-
-    /// The same, with a pause after each generated token.
-    pub(crate) fn complete_with_pauses(
-        &self,
-        prompt: &[u32],
-        max_tokens: usize,
-        options: &CompletionOptions,
-        pause: Duration,
-    ) -> Result<CompletionResult, SimError> {
         let mut running = self.begin(prompt, max_tokens, options)?;
-        while running.step()?.is_some() {
-            if !pause.is_zero() {
-                std::thread::sleep(pause);
-            }
-        }
+        while running.step()?.is_some() {}
         Ok(running.finish())
     }
 
@@ -175,13 +163,16 @@ impl SimHandle {
         max_tokens: usize,
         options: &CompletionOptions,
     ) -> Result<Running, SimError> {
-        let count = self.engine.ranks.len();
-        let turn = || (self.engine.next_rank.fetch_add(1, Ordering::Relaxed) % count) as u32;
-        let rank = options.rank.unwrap_or_else(turn);
-        if rank as usize >= count {
+        let rank = options.rank.unwrap_or_else(|| self.next_rank());
+        if rank as usize >= self.engine.ranks.len() {
             return Err(SimError::NoRank(rank));
         }
         Running::begin(self.engine.clone(), rank, prompt, max_tokens, options)
+    }
+
+    /// The rank of a request that names none.
+    pub(crate) fn next_rank(&self) -> u32 {
+        (self.engine.next_rank.fetch_add(1, Ordering::Relaxed) % self.engine.ranks.len()) as u32
     }
 
     /// How many tokens of a prompt the cache would serve now.

@@ -18,6 +18,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::operate::Conduct;
+use crate::service::ServiceFault;
 
 /// How replay requests are answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -99,6 +100,8 @@ pub struct FaultRequest {
     disconnect: Option<bool>,
     /// How operations go from now on.
     pub operations: Option<Conduct>,
+    /// What goes wrong with requests from now on.
+    pub service: Option<ServiceFault>,
 }
 
 impl FaultRequest {

@@ -74,7 +74,7 @@ impl Servant {
         }
     }
 
-    /// Whether the engine is well, and in words.
+    /// Whether the engine is healthy, and in words.
     fn health(&self) -> (bool, String) {
         let well = self.engine.desk().is_well();
         (well, if well { "Health" } else { "Engine is not alive" }.to_owned())

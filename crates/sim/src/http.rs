@@ -1,26 +1,34 @@
 //! The engine's HTTP side: each engine's routes as far as they matter here, and `/sim/*` for scenarios.
 
+mod answer;
 mod chat;
+mod inference;
 mod sglang;
+mod transfer;
 mod trtllm;
 mod vllm;
 
-use axum::Router;
 use axum::extract::{Json, Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use axum::{Extension, Router};
 use kvplane_core::EngineKind;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use tokio::task::spawn_blocking;
 
+use self::answer::Shape;
+pub(crate) use self::inference::DEFAULT_TOKENS;
+use self::inference::{Job, infer, wanted_rank};
+use self::transfer::Transfer;
 use crate::cache::{Copies, GroupState};
 use crate::engine::{CompletionOptions, CompletionResult, SimError, SimHandle};
 use crate::fault::FaultRequest;
 use crate::keys::Image;
 use crate::pool::Report;
+use crate::serve::Line;
 
 /// Everything that the engine serves.
 pub(crate) fn router(engine: SimHandle) -> Router {
@@ -32,7 +40,7 @@ pub(crate) fn router(engine: SimHandle) -> Router {
     };
     own.route("/health", get(health))
         .route("/v1/completions", post(completions))
-        .route("/v1/chat/completions", post(chat::completions))
+        .merge(chat::routes())
         .layer(from_fn_with_state(engine.clone(), with_key))
         .route("/sim/fault", post(fault))
         .route("/sim/state", get(state))
@@ -76,7 +84,9 @@ struct CompletionRequest {
     #[serde(default)]
     stream: bool,
     #[serde(default)]
-    stream_options: StreamOptions,
+    stream_options: Option<StreamOptions>,
+    #[serde(default)]
+    kv_transfer_params: Option<Transfer>,
 }
 
 #[derive(Default, Deserialize)]
@@ -101,9 +111,6 @@ struct EngineArguments {
     kv_cache_report_mode: Report,
 }
 
-/// Tokens that are generated where a request does not say how many.
-pub(crate) const DEFAULT_TOKENS: usize = 16;
-
 /// A prompt as clients send it.
 #[derive(Deserialize)]
 #[serde(untagged)]
@@ -122,65 +129,35 @@ impl Prompt {
     }
 }
 
-/// The header that selects a rank at vLLM's server.
-fn wanted_rank(headers: &HeaderMap) -> Option<u32> {
-    headers.get("x-data-parallel-rank")?.to_str().ok()?.parse().ok()
-}
-
 async fn completions(
     State(engine): State<SimHandle>,
+    Extension(line): Extension<Line>,
     headers: HeaderMap,
     Json(request): Json<CompletionRequest>,
 ) -> Response {
-    complete(engine, headers, request, chat::Shape::Text).await
-}
-
-async fn complete(
-    engine: SimHandle,
-    headers: HeaderMap,
-    request: CompletionRequest,
-    shape: chat::Shape,
-) -> Response {
-    let config = engine.config();
-    let model = request.model.unwrap_or_else(|| config.model.clone());
-    let lora = request.lora.or_else(|| config.loras.iter().find(|lora| **lora == model).cloned());
-    if lora.is_none() && model != config.model {
-        return error(StatusCode::NOT_FOUND, &format!("The model `{model}` does not exist."));
-    }
-    let prompt = request.prompt.into_tokens();
-    if prompt.is_empty() {
-        return error(StatusCode::BAD_REQUEST, "The prompt is empty.");
-    }
     let embeddings = request.extra.embeddings.as_deref().map(from_digits);
     if embeddings == Some(None) {
         return error(StatusCode::BAD_REQUEST, "The embeddings are no hexadecimal digits.");
     }
-    let options = CompletionOptions {
-        rank: request.rank.or_else(|| wanted_rank(&headers)),
-        cache_salt: request.cache_salt,
-        lora,
-        images: request.extra.images,
-        embeddings: embeddings.flatten(),
-        report: request.vllm_xargs.kv_cache_report_mode,
+    let mut transfer = request.kv_transfer_params.unwrap_or_default();
+    let ids = transfer.prompt_token_ids.take();
+    let job = Job {
+        model: request.model,
+        prompt: ids.unwrap_or_else(|| request.prompt.into_tokens()),
+        options: CompletionOptions {
+            rank: request.rank.or_else(|| wanted_rank(&headers)),
+            cache_salt: request.cache_salt,
+            lora: request.lora,
+            images: request.extra.images,
+            embeddings: embeddings.flatten(),
+            report: request.vllm_xargs.kv_cache_report_mode,
+        },
+        max_tokens: request.max_tokens,
+        stream: request.stream,
+        include_usage: request.stream_options.unwrap_or_default().include_usage,
+        transfer,
     };
-    let max_tokens = request.max_tokens.unwrap_or(DEFAULT_TOKENS).max(1);
-    let prompt_tokens = prompt.len();
-    let pause = config.token_delay;
-    let run = spawn_blocking(move || engine.complete_with_pauses(&prompt, max_tokens, &options, pause)).await;
-    match run {
-        Ok(Ok(result)) if request.stream => {
-            chat::events(&model, prompt_tokens, &result, shape, request.stream_options.include_usage)
-        }
-        Ok(Ok(result)) => {
-            let mut answer = completion(&model, prompt_tokens, &result);
-            answer["choices"][0]["logprobs"] = Value::Null;
-            shape.reshape(&mut answer);
-            Json(answer).into_response()
-        }
-        Ok(Err(cause @ SimError::NoRank(_))) => error(StatusCode::BAD_REQUEST, &cause.to_string()),
-        Ok(Err(cause)) => error(StatusCode::SERVICE_UNAVAILABLE, &cause.to_string()),
-        Err(cause) => error(StatusCode::INTERNAL_SERVER_ERROR, &cause.to_string()),
-    }
+    infer(engine, line, Shape::Text, job).await
 }
 
 /// The bytes that hexadecimal digits stand for.
@@ -215,11 +192,14 @@ pub(crate) fn completion(model: &str, prompt_tokens: usize, result: &CompletionR
 
 async fn fault(State(engine): State<SimHandle>, Json(request): Json<FaultRequest>) -> Response {
     let faults = request.faults();
-    if faults.is_empty() && request.operations.is_none() {
+    if faults.is_empty() && request.operations.is_none() && request.service.is_none() {
         return error(StatusCode::BAD_REQUEST, "no fault named");
     }
     if let Some(rank) = request.rank.filter(|rank| *rank >= engine.config().ranks.max(1)) {
         return error(StatusCode::BAD_REQUEST, &SimError::NoRank(rank).to_string());
+    }
+    if let Some(service) = request.service {
+        engine.engine.service.set(service);
     }
     let apply = move || {
         if let Some(conduct) = request.operations {
@@ -236,7 +216,7 @@ async fn fault(State(engine): State<SimHandle>, Json(request): Json<FaultRequest
 }
 
 async fn state(State(engine): State<SimHandle>) -> Response {
-    let (asked, (profiles, profiling)) = (engine.asked(), engine.profiles());
+    let (asked, (profiles, profiling), held) = (engine.asked(), engine.profiles(), inference::held(&engine));
     let Ok(ranks) = spawn_blocking(move || engine.state()).await else {
         return error(StatusCode::INTERNAL_SERVER_ERROR, "the engine panicked");
     };
@@ -262,6 +242,7 @@ async fn state(State(engine): State<SimHandle>) -> Response {
     };
     Json(json!({
         "ranks": ranks.into_iter().map(rank).collect::<Vec<_>>(),
+        "held": held,
         "asked": asked,
         "profiles": profiles,
         "profiling": profiling,

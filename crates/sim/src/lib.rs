@@ -30,6 +30,7 @@ mod history;
 mod http;
 mod publisher;
 mod serve;
+mod service;
 
 pub use cache::GroupState;
 pub use config::{
@@ -42,3 +43,4 @@ pub use keys::{Image, Keys};
 pub use operate::{ClearEvent, Conduct, Question, Reply};
 pub use pool::{GroupKind, GroupSpec, Report};
 pub use relay::{RelayConfig, RelayFault, RelayService, RelayStyle, SimRelay};
+pub use service::{Pace, ServiceFault};

@@ -78,7 +78,8 @@ pub enum Habits {
     /// Two requests that compute the same block hold two copies. Stores tell adapter and salt.
     #[default]
     Vllm,
-    /// A block is cached once: a second copy is of no use, and not published. Stores tell no adapter and no salt. One group.
+    /// A block is cached once: a second copy is of no use, and not published. Stores tell no adapter and no
+    /// salt. One group.
     Trtllm,
 }
 
@@ -90,7 +91,8 @@ pub enum Report {
     #[default]
     #[serde(alias = "default", alias = "incremental")]
     New,
-    /// It is published again, as one store per group without a parent. Windows are published whole, also where nothing is held.
+    /// It is published again, as one store per group without a parent. Windows are published whole, also
+    /// where nothing is held.
     Full,
 }
 
@@ -136,7 +138,7 @@ struct Held {
     /// Its blocks from the start of the prompt on; `None` where the group keeps none.
     blocks: Vec<Option<usize>>,
     /// How many were looked at already to be published.
-    told: usize,
+    announced: usize,
     /// How many were given up already.
     passed: usize,
 }

@@ -44,7 +44,7 @@ pub struct RadixConfig {
 pub struct Radix {
     config: RadixConfig,
     tree: Tree,
-    told: PendingEvents,
+    pending: PendingEvents,
     clock: u64,
     /// Device pages of the tree.
     cached: usize,
@@ -87,14 +87,14 @@ impl Request {
 impl Radix {
     /// An empty tree, which is what it tells first.
     pub fn new(config: RadixConfig) -> Self {
-        let mut told = PendingEvents::new(config.style);
+        let mut pending = PendingEvents::new(config.style);
         if config.style.clears {
-            told.cleared();
+            pending.cleared();
         }
         Self {
             config,
             tree: Tree::default(),
-            told,
+            pending,
             clock: 0,
             cached: 0,
             private: 0,
@@ -168,10 +168,10 @@ impl Radix {
             return Err(PoolError::Held);
         }
         if self.config.style.clears {
-            self.told.cleared();
+            self.pending.cleared();
         } else {
             let nodes = self.tree.all_pages().filter(|pages| !pages.is_empty());
-            nodes.for_each(|pages| self.told.removed(pages, Medium::Device));
+            nodes.for_each(|pages| self.pending.removed(pages, Medium::Device));
         }
         self.tree = Tree::default();
         self.writing.clear();
@@ -184,7 +184,7 @@ impl Radix {
         if moment == Moment::Decode && !self.decodes.is_multiple_of(DECODES_PER_BATCH) {
             return Vec::new();
         }
-        self.told.take()
+        self.pending.take()
     }
 
     /// What the device holds: each hash's 64 bits, and how many pages have it.
@@ -259,7 +259,7 @@ impl Radix {
         };
         let new: Vec<Page> = new.iter().map(page).collect();
         self.cached += new.len();
-        self.told.stored(&new, self.tree.node(last).pages.last(), Medium::Device, keys);
+        self.pending.stored(&new, self.tree.node(last).pages.last(), Medium::Device, keys);
         let host = if self.config.host_pages > 0 { Host::Writing } else { Host::Absent };
         let id = self.tree.append(last, new, self.clock, host);
         if host == Host::Writing {
@@ -281,7 +281,7 @@ impl Radix {
         self.tree.node_mut(id).on_device = true;
         let pages = &self.tree.node(id).pages;
         self.cached += pages.len();
-        self.told.stored(pages, self.tree.page_before(id), Medium::Device, keys);
+        self.pending.stored(pages, self.tree.page_before(id), Medium::Device, keys);
     }
 
     /// Evicts from the device until this many pages are free; nothing if that cannot be.
@@ -293,7 +293,7 @@ impl Radix {
             self.acknowledge_writes();
             let id = self.tree.device_leaf().ok_or(PoolError::Full)?;
             self.cached -= self.tree.node(id).pages.len();
-            self.told.removed(&self.tree.node(id).pages, Medium::Device);
+            self.pending.removed(&self.tree.node(id).pages, Medium::Device);
             if self.tree.node(id).host == Host::Held {
                 self.tree.node_mut(id).on_device = false;
             } else {
@@ -318,7 +318,7 @@ impl Radix {
             self.on_host += count;
             self.tree.node_mut(id).host = Host::Held;
             let keys = self.tree.keys_of(id);
-            self.told.stored(&self.tree.node(id).pages, self.tree.page_before(id), Medium::Host, &keys);
+            self.pending.stored(&self.tree.node(id).pages, self.tree.page_before(id), Medium::Host, &keys);
         }
     }
 
@@ -327,7 +327,7 @@ impl Radix {
             let Some(id) = self.tree.host_leaf() else { return false };
             let gone = self.tree.delete(id);
             self.on_host -= gone.len();
-            self.told.removed(&gone, Medium::Host);
+            self.pending.removed(&gone, Medium::Host);
         }
         true
     }

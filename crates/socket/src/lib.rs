@@ -35,6 +35,7 @@ mod poller;
 mod publish;
 mod pulse;
 mod reason;
+mod refusals;
 mod released;
 mod replay;
 mod resolve;
@@ -52,6 +53,7 @@ pub use publish::{
     Delivery, PubOptions, PubSocket, PublishContext, PublishCounts, ReplayRequestIn, ReplyFraming,
     RouterSocket, SubscriberId,
 };
+pub use refusals::Refusals;
 pub use released::ReleasedPorts;
 pub use replay::{ReplayEnd, ReplayHandle, ReplayHandler};
 pub use service::Sockets;

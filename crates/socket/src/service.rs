@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 
 use crate::handler::{Ear, SubscriberHandler, SubscriptionHandle};
 use crate::poller::{Poller, PollerQueue};
+use crate::refusals::Refusals;
 use crate::replay::{ReplayHandle, ReplayHandler, ReplayQueue, Replayer};
 use crate::resolve::Resolver;
 use crate::subscriber::Subscriber;
@@ -26,6 +27,7 @@ struct Inner {
     resolver: Resolver,
     threads: Mutex<Vec<JoinHandle<()>>>,
     next_id: AtomicU64,
+    refusals: Refusals,
 }
 
 impl Sockets {
@@ -45,6 +47,7 @@ impl Sockets {
             resolver: Resolver::default(),
             threads: Mutex::default(),
             next_id: AtomicU64::new(0),
+            refusals: Refusals::default(),
         }));
         // The service is whole before the first thread runs: if one cannot start, its drop ends the others.
         let inner = &service.0;
@@ -67,7 +70,12 @@ impl Sockets {
     ) -> Result<SubscriptionHandle, SocketError> {
         let id = self.0.next_id.fetch_add(1, Ordering::Relaxed);
         let cancelled = Arc::new(AtomicBool::new(false));
-        let subscriber = Subscriber::open(id, subscription, Ear::new(handler, cancelled.clone()))?;
+        let subscriber = Subscriber::open(
+            id,
+            subscription,
+            Ear::new(handler, cancelled.clone()),
+            self.0.refusals.clone(),
+        )?;
         let last_endpoint = subscriber.last_endpoint();
         let queue =
             self.0.pollers.iter().min_by_key(|queue| queue.load()).ok_or(SocketError::Stopped)?.clone();
@@ -92,6 +100,11 @@ impl Sockets {
     pub fn longest_round(&self) -> Duration {
         let pollers = self.0.pollers.iter().map(|queue| queue.round());
         pollers.chain([self.0.replays.round()]).max().unwrap_or_default()
+    }
+
+    /// Publishers whose connections were refused, or closed for a fault of theirs.
+    pub fn refusals(&self) -> &Refusals {
+        &self.0.refusals
     }
 
     /// Ends every subscription and replay and joins all threads. May be called more than once.

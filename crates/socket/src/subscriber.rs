@@ -20,6 +20,7 @@ use crate::options::{Endpoint, Subscription};
 use crate::places::{Places, Room};
 use crate::poller::Desk;
 use crate::reason::word_of;
+use crate::refusals::Refusals;
 use crate::stream::Stream;
 use crate::zmtp::frame::Multipart;
 use crate::zmtp::session::Session;
@@ -78,13 +79,20 @@ pub(crate) struct Subscriber {
     memory: usize,
     /// Peers that broke the protocol.
     broken: u64,
+    /// The same, of all subscriptions.
+    refusals: Refusals,
     /// The slot of its thread's clock that it waits for.
     pub(crate) slot: Option<u64>,
 }
 
 impl Subscriber {
     /// Binds, or checks the address; errors are known when it returns.
-    pub(crate) fn open(id: u64, subscription: Subscription, ear: Ear) -> Result<Self, SocketError> {
+    pub(crate) fn open(
+        id: u64,
+        subscription: Subscription,
+        ear: Ear,
+        refusals: Refusals,
+    ) -> Result<Self, SocketError> {
         let (listening, address) = match &subscription.endpoint {
             Endpoint::Bind(endpoint) => {
                 let listener = Listener::bind(endpoint).map_err(SocketError::endpoint("bind", endpoint))?;
@@ -110,6 +118,7 @@ impl Subscriber {
             ear,
             memory: 0,
             broken: 0,
+            refusals,
             slot: None,
         })
     }
@@ -295,7 +304,7 @@ impl Subscriber {
             Room::Free => {}
             Room::Instead(token) => self.close(token, &Closed::HandshakeTimeout, desk),
             Room::None(refusal) => {
-                self.count_broken(refusal);
+                self.count_broken(&Closed::Refused(refusal));
                 return false;
             }
         }
@@ -413,7 +422,10 @@ impl Subscriber {
     }
 
     /// Says so at the 1st, 2nd, 4th, ... time: anybody can make us say it.
-    fn count_broken(&mut self, why: impl std::fmt::Display) {
+    fn count_broken(&mut self, why: &Closed) {
+        if let Some(reason) = word_of(why) {
+            self.refusals.count(reason);
+        }
         self.broken += 1;
         if self.broken.is_power_of_two() {
             tracing::warn!(address = self.last_endpoint, reason = %why, count = self.broken, "connection dropped");

@@ -85,7 +85,7 @@ fn strangers_that_stay_silent_keep_no_place() {
     let address = handle.last_endpoint().to_owned();
     let stranger = || TcpStream::connect(address.trim_start_matches("tcp://")).unwrap();
     let connect = || PubSocket::open(&context, &PubOptions::new(Endpoint::Connect(address.clone()))).unwrap();
-    // More than there are places: whoever comes later takes the place of the oldest.
+    // More connections than places: a new one replaces the oldest.
     let mut silent: Vec<_> = (0..10).map(|_| stranger()).collect();
     let mut publisher = connect();
     assert!(publisher.wait_for_subscriptions(1, PATIENCE));
@@ -122,6 +122,7 @@ fn publishers_of_one_host_do_not_take_all_places() {
     let mut late = TcpStream::connect(address.trim_start_matches("tcp://")).unwrap();
     late.set_read_timeout(Some(PATIENCE)).unwrap();
     assert!(matches!(late.read(&mut [0; 1]), Ok(0) | Err(_)), "there is no place for it");
+    assert_eq!(sockets.refusals().counts(), [("too_many_connections_of_host", 1)].into());
     publishers[0].send(b"kv", 0, b"x").unwrap();
     log.wait_for_message(0);
     assert!(!log.all().contains(&Heard::Disconnected));

@@ -11,7 +11,7 @@ use support::{PATIENCE, publisher, sockets, subscribe};
 
 const STREAMS: usize = 300;
 
-/// All threads of this process: libzmq's own bear the name of whoever started them.
+/// All threads of this process: libzmq's own inherit the name of the thread that started them.
 fn threads() -> usize {
     fs::read_dir("/proc/self/task").unwrap().count()
 }

@@ -1,5 +1,5 @@
-//! What a journal costs the thread that hears, what a memory costs, and how long it takes to read one back. Processor time
-//! of the thread, so that other load matters little:
+//! What a journal costs the thread that hears, what a memory costs, and how long it takes to read one back.
+//! Processor time of the thread, so that other load matters little:
 //!
 //! ```text
 //! cargo run --release -p kvplane-store --example journal_bench

@@ -1,8 +1,8 @@
 //! Making old segments into saved memories.
 //!
 //! What the old segments say of a stream is taken again, on a thread of its own, up to where the newer ones begin; what
-//! the stream remembered there is appended, and the old ones are removed. So nothing is asked of the streams, and all that
-//! is dropped was read once more, and led where it led.
+//! the stream remembered there is appended, and the old ones are removed. So nothing is asked of the streams,
+//! and all that is dropped was read once more, and led where it led.
 
 use std::io;
 use std::sync::Arc;
@@ -35,8 +35,8 @@ impl Compactor {
         Self { files, busy: AtomicBool::new(false), saved: Arc::new(AtomicU64::new(saved)), saved_in }
     }
 
-    /// All streams were saved, the last of them in this segment, and what they replace is removed. Only now may the next one
-    /// begin: before, it could read segments that are about to go.
+    /// All streams were saved, the last of them in this segment, and what they replace is removed. Only now
+    /// may the next one begin: before, it could read segments that are about to go.
     pub(crate) fn note_saved(&mut self, segment: u64) {
         self.saved_in = segment;
         self.busy.store(false, Ordering::Release);
@@ -77,8 +77,8 @@ impl Compactor {
     }
 }
 
-/// Saves what each of these streams remembered where the segment `until` begins. Returns how many bytes that are. Those that
-/// have a hole cannot be saved: then the journal is of no use.
+/// Saves what each of these streams remembered where the segment `until` begins. Returns how many bytes that
+/// are. Those that have a hole cannot be saved: then the journal is of no use.
 fn compact(files: &Arc<dyn Files>, journal: &Journal, streams: &[u32], until: u64) -> io::Result<u64> {
     let found = recover::read_before(files.clone(), until)?;
     if let Some((_, stream)) = found.void().find(|(id, stream)| streams.contains(id) && stream.begins()) {

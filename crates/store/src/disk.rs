@@ -24,7 +24,8 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// Takes a directory, which is made if need be. Fails with [`io::ErrorKind::ResourceBusy`] where another process has it.
+    /// Takes a directory, which is made if need be. Fails with [`io::ErrorKind::ResourceBusy`] where another
+    /// process has it.
     pub fn take(path: &Path) -> io::Result<Self> {
         DirBuilder::new().recursive(true).mode(DIRECTORY_MODE).create(path)?;
         std::fs::set_permissions(path, Permissions::from_mode(DIRECTORY_MODE))?;
@@ -41,7 +42,7 @@ impl Disk {
         }
     }
 
-    /// A directory that is only read, whoever has it.
+    /// A directory opened for reading, whether locked or not.
     pub fn look_at(path: &Path) -> io::Result<Self> {
         std::fs::read_dir(path)?;
         Ok(Self { path: path.to_owned(), _lock: None })

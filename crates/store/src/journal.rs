@@ -1,20 +1,21 @@
 //! What streams append to.
 //!
-//! Appending puts steps into a queue and wakes a thread: it never waits for a disk. The thread hands them to the operating system,
-//! together with all that came meanwhile, and then says so ([`Written`]): from there on they outlive the process, and
-//! subscribers may be sent what they say. Another thread syncs.
+//! Appending puts steps into a queue and wakes a thread: it never waits for a disk. The thread hands them to
+//! the operating system, together with all that came meanwhile, and then says so ([`Written`]): from there on
+//! they outlive the process, and subscribers may be sent what they say. Another thread syncs.
 //!
-//! Whatever fails ends the journal ([`Off`]), and not hearing: the files are removed, since streams go on without them, and a
-//! process that starts with old ones would give out numbers twice.
+//! Whatever fails ends the journal ([`Off`]), and not hearing: the files are removed, since streams go on
+//! without them, and a process that starts with old ones would give out numbers twice.
 
 use std::fmt::Debug;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kvplane_stream::Record;
 use parking_lot::{Condvar, Mutex};
+use tracing::warn;
 
 use crate::log::Name;
 
@@ -42,6 +43,8 @@ pub struct Options {
     pub segment: u64,
     /// The most bytes that wait to be written.
     pub max_queue: usize,
+    /// A disk that takes longer for a single write is given up.
+    pub max_stall: Duration,
 }
 
 impl Default for Options {
@@ -49,10 +52,13 @@ impl Default for Options {
         Self {
             sync: Sync::Every(Duration::from_millis(100)),
             max_disk: 20 << 30,
-            // Taking so many steps again takes about a second.
+            // Replaying this many steps takes about a second.
             compact_from: 256 << 20,
             segment: 64 << 20,
-            max_queue: 64 << 20,
+            // Twice the largest batch that is heard.
+            max_queue: 128 << 20,
+            // Longer than a busy disk takes, and shorter than subscribers wait.
+            max_stall: Duration::from_secs(5),
         }
     }
 }
@@ -87,7 +93,8 @@ impl Off {
         }
     }
 
-    pub(crate) fn of(error: &io::Error) -> Self {
+    /// What an error of the disk means.
+    pub fn of(error: &io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Self::Full,
             _ => Self::Failed,
@@ -95,7 +102,7 @@ impl Off {
     }
 }
 
-/// Whoever waits for steps to be written.
+/// Waiters for steps to be written.
 pub trait Written: Debug + Send + std::marker::Sync {
     /// All steps up to this entry are with the operating system.
     fn written(&self, sequence: u64);
@@ -121,7 +128,7 @@ pub struct Counters {
 }
 
 /// What a journal looks like.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Status {
     /// Why it is off, if it is.
     pub off: Option<Off>,
@@ -176,7 +183,7 @@ pub(crate) struct Queue {
     pub(crate) closing: bool,
     /// The writer is done.
     pub(crate) closed: bool,
-    /// Streams that wait for what they wrote, to be told when it is off.
+    /// Streams that wait for their writes, to be notified when the journal is switched off.
     pub(crate) streams: Vec<std::sync::Weak<dyn Written>>,
     next_id: u32,
 }
@@ -191,6 +198,8 @@ pub struct Journal {
     /// The writer is done, or has nothing to do any more.
     pub(crate) ended: Condvar,
     off: Mutex<Option<Off>>,
+    /// Since when the disk has had what it was given last.
+    writing: Mutex<Option<Instant>>,
     pub(crate) counters: Counters,
 }
 
@@ -203,6 +212,7 @@ impl Journal {
             wake: Condvar::new(),
             ended: Condvar::new(),
             off: Mutex::new(None),
+            writing: Mutex::new(None),
             counters: Counters::default(),
         }
     }
@@ -272,13 +282,42 @@ impl Journal {
         }
     }
 
-    /// Writes and syncs what waits, and ends.
+    /// A stream that was recovered is not gone on with.
+    pub fn forget(&self, (id, next): (u32, u64)) {
+        if self.off().is_none() {
+            self.push(Item::Gone { id, number: next - 1 }, 0);
+        }
+    }
+
+    /// Gives up a disk that hangs: whoever waits for what it has is not kept waiting. To be called now and then.
+    pub fn check_stall(&self) {
+        let writing = *self.writing.lock();
+        if writing.is_some_and(|since| kvplane_runtime::now() >= since + self.options.max_stall) {
+            self.turn_off(Off::Slow);
+        }
+    }
+
+    /// Something is given to the disk, which may keep it for long.
+    pub(crate) fn give<T>(&self, to_disk: impl FnOnce() -> T) -> T {
+        *self.writing.lock() = Some(kvplane_runtime::now());
+        let result = to_disk();
+        *self.writing.lock() = None;
+        result
+    }
+
+    /// Writes and syncs what waits, and ends. A disk that hangs is not waited for: what it was not given is lost, as
+    /// with a process that is killed.
     pub fn close(&self) {
+        let until = kvplane_runtime::now() + 2 * self.options.max_stall;
         let mut queue = self.queue.lock();
         queue.closing = true;
         self.wake.notify_one();
         while !queue.closed {
-            self.ended.wait(&mut queue);
+            if self.ended.wait_until(&mut queue, until).timed_out() {
+                let waited = 2 * self.options.max_stall;
+                warn!(waited = ?waited, bytes = queue.bytes, "the disk hangs; journal not closed cleanly");
+                return;
+            }
         }
     }
 

@@ -21,5 +21,5 @@ pub use disk::Disk;
 pub use files::{Files, Out};
 pub use journal::{Counters, Journal, Off, Options, Status, StreamJournal, Sync, Written};
 pub use log::{Header, Log, Name};
-pub use recover::{Found, Recovered, Recovery, Trouble, read};
-pub use segment::{Cut, Kind, Record, RecordHead, Segment};
+pub use recover::{Found, Recovered, Recovery, Trouble, clear, read};
+pub use segment::{Cut, Kind, Record, RecordHead, Records, Segment};

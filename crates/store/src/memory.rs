@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::files::{Files, Out};
 
@@ -24,31 +24,43 @@ struct Inner {
     room: Option<usize>,
     /// Syncs say that they did it, and did not.
     lies: bool,
+    /// Appends hang.
+    held: bool,
 }
 
 /// Files in memory. Clones share them.
 #[derive(Debug, Clone, Default)]
-pub struct MemoryFiles(Arc<Mutex<Inner>>);
+pub struct MemoryFiles(Arc<(Mutex<Inner>, Condvar)>);
 
 impl MemoryFiles {
     /// Every append and sync fails from now on; `None` ends that.
     pub fn fail(&self, kind: Option<io::ErrorKind>) {
-        self.0.lock().fails = kind;
+        self.inner().fails = kind;
     }
 
-    /// The disk has room for so many bytes more.
+    /// The disk has room for this many more bytes.
     pub fn fill_up_after(&self, bytes: Option<usize>) {
-        self.0.lock().room = bytes;
+        self.inner().room = bytes;
+    }
+
+    /// Appends hang from now on, or go on.
+    pub fn hold(&self, held: bool) {
+        self.inner().held = held;
+        self.0.1.notify_all();
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.0.0.lock()
     }
 
     /// Syncs are lost from now on.
     pub fn lose_syncs(&self) {
-        self.0.lock().lies = true;
+        self.inner().lies = true;
     }
 
     /// The machine loses its power: what was not synced is gone, but for `kept` bytes of each file.
     pub fn lose_power(&self, kept: usize) {
-        for content in self.0.lock().files.values_mut() {
+        for content in self.inner().files.values_mut() {
             let left = (content.synced + kept).min(content.bytes.len());
             content.bytes.truncate(left);
         }
@@ -56,7 +68,7 @@ impl MemoryFiles {
 
     /// Changes a file behind the journal's back.
     pub fn damage(&self, name: &str, damage: impl FnOnce(&mut Vec<u8>)) {
-        if let Some(content) = self.0.lock().files.get_mut(name) {
+        if let Some(content) = self.inner().files.get_mut(name) {
             damage(&mut content.bytes);
             content.synced = content.bytes.len();
         }
@@ -65,8 +77,8 @@ impl MemoryFiles {
     /// Other files with the same content.
     #[must_use]
     pub fn copied(&self) -> Self {
-        let files = self.0.lock().files.clone();
-        Self(Arc::new(Mutex::new(Inner { files, ..Inner::default() })))
+        let files = self.inner().files.clone();
+        Self(Arc::new((Mutex::new(Inner { files, ..Inner::default() }), Condvar::new())))
     }
 }
 
@@ -76,15 +88,15 @@ fn missing() -> io::Error {
 
 impl Files for MemoryFiles {
     fn list(&self) -> io::Result<Vec<String>> {
-        Ok(self.0.lock().files.keys().cloned().collect())
+        Ok(self.inner().files.keys().cloned().collect())
     }
 
     fn read(&self, name: &str) -> io::Result<Vec<u8>> {
-        self.0.lock().files.get(name).map(|content| content.bytes.clone()).ok_or_else(missing)
+        self.inner().files.get(name).map(|content| content.bytes.clone()).ok_or_else(missing)
     }
 
     fn read_at(&self, name: &str, offset: u64, bytes: usize) -> io::Result<Vec<u8>> {
-        let inner = self.0.lock();
+        let inner = self.inner();
         let content = inner.files.get(name).ok_or_else(missing)?;
         let from = usize::try_from(offset).unwrap_or(usize::MAX);
         let part = from.checked_add(bytes).and_then(|end| content.bytes.get(from..end));
@@ -92,7 +104,7 @@ impl Files for MemoryFiles {
     }
 
     fn create(&self, name: &str) -> io::Result<Arc<dyn Out>> {
-        let mut inner = self.0.lock();
+        let mut inner = self.inner();
         if let Some(kind) = inner.fails {
             return Err(kind.into());
         }
@@ -103,7 +115,7 @@ impl Files for MemoryFiles {
     }
 
     fn truncate(&self, name: &str, bytes: u64) -> io::Result<()> {
-        let mut inner = self.0.lock();
+        let mut inner = self.inner();
         let content = inner.files.get_mut(name).ok_or_else(missing)?;
         content.bytes.truncate(usize::try_from(bytes).unwrap_or(usize::MAX));
         content.synced = content.bytes.len();
@@ -111,11 +123,11 @@ impl Files for MemoryFiles {
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
-        self.0.lock().files.remove(name).map(drop).ok_or_else(missing)
+        self.inner().files.remove(name).map(drop).ok_or_else(missing)
     }
 
     fn sync_names(&self) -> io::Result<()> {
-        self.0.lock().fails.map_or(Ok(()), |kind| Err(kind.into()))
+        self.inner().fails.map_or(Ok(()), |kind| Err(kind.into()))
     }
 }
 
@@ -127,7 +139,10 @@ struct MemoryOut {
 
 impl Out for MemoryOut {
     fn append(&self, bytes: &[u8]) -> io::Result<()> {
-        let mut inner = self.files.0.lock();
+        let mut inner = self.files.inner();
+        while inner.held {
+            self.files.0.1.wait(&mut inner);
+        }
         if let Some(kind) = inner.fails {
             return Err(kind.into());
         }
@@ -140,7 +155,7 @@ impl Out for MemoryOut {
     }
 
     fn sync(&self) -> io::Result<()> {
-        let mut inner = self.files.0.lock();
+        let mut inner = self.files.inner();
         if let Some(kind) = inner.fails {
             return Err(kind.into());
         }

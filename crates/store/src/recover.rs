@@ -1,8 +1,8 @@
 //! Reading a journal back.
 //!
-//! A journal is read twice: once to find what of each stream is there and whole, and once to take its steps again. A torn end is
-//! cut off. Anything else that cannot be read voids the streams that have a hole by it, and the others may lack what came
-//! last.
+//! A journal is read twice: once to find what of each stream is there and whole, and once to take its steps
+//! again. A torn end is cut off. Anything else that cannot be read voids the streams that have a hole by it,
+//! and the others may lack what came last.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -145,9 +145,18 @@ pub struct Recovered {
     pub memory: Result<Memory, Damaged>,
 }
 
-/// Finds what is there. Fails where the files cannot be read, or are no journal of this build.
+/// Finds what is there. Fails where the files cannot be read, with [`io::ErrorKind::Unsupported`] where they
+/// are a journal of another build, and with [`io::ErrorKind::InvalidData`] where they are none.
 pub fn read(files: Arc<dyn Files>) -> io::Result<Recovery> {
     read_before(files, u64::MAX)
+}
+
+/// Removes every segment: what they say must not be gone on from.
+pub fn clear(files: &dyn Files) -> io::Result<()> {
+    for name in files.list()?.iter().filter(|name| Segment::number_of(name).is_some()) {
+        files.remove(name)?;
+    }
+    files.sync_names()
 }
 
 /// The same for the segments before one.
@@ -186,10 +195,9 @@ impl Recovery {
         let header = match Segment::read(&bytes) {
             Ok(header) => header,
             Err(cut @ (Cut::Foreign | Cut::Version(_))) => {
-                return Err(io::Error::new(
-                    io::ErrorKind::InvalidData,
-                    format!("{}: {cut}", Segment::file(number)),
-                ));
+                let is_ours = matches!(cut, Cut::Version(_));
+                let kind = if is_ours { io::ErrorKind::Unsupported } else { io::ErrorKind::InvalidData };
+                return Err(io::Error::new(kind, format!("{}: {cut}", Segment::file(number))));
             }
             Err(cut) => {
                 self.end(number, (0, cut), is_last);
@@ -258,7 +266,7 @@ impl Recovery {
         }
     }
 
-    /// Whether nothing that anybody was told can be missing at the end, on a machine in this boot.
+    /// Whether nothing that a subscriber has seen can be missing at the end, on a machine in this boot.
     pub fn is_complete(&self, boot: [u8; 16]) -> bool {
         let outlived = self.last.is_none_or(|last| last.boot == boot || last.always_synced);
         self.troubles.is_empty() && (self.closed || outlived)
@@ -280,8 +288,8 @@ impl Recovery {
             .map(|(&id, found)| (id, found))
     }
 
-    /// Takes the steps of the streams with these numbers again, up to the segment `until`, on so many threads. Every step is
-    /// compared with where it led.
+    /// Takes the steps of the streams with these numbers again, up to the segment `until`, on this many
+    /// threads. Every step is compared with where it led.
     pub fn restore(&self, ids: &[u32], until: u64, threads: usize) -> io::Result<Vec<Recovered>> {
         let mut streams = Vec::new();
         for id in ids {

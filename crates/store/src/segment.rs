@@ -7,10 +7,11 @@
 //!  | length u32 | crc32c u32 | kind u8 | stream u32 | number u64 | `length` bytes |
 //! ```
 //!
-//! Numbers are little-endian. The header's checksum is of all before it. A record's is of its kind, stream, number and bytes,
-//! and begins with the segment's number: a record that was left on the disk by another segment is none. *plane* names the
-//! directory, *boot* the machine's boot in which the segment was written, *run* the process (unix milliseconds at its
-//! start), *number* is one more than the segment's before. Segments are called `00000001.kvj` and so on.
+//! Numbers are little-endian. The header's checksum is of all before it. A record's is of its kind, stream,
+//! number and bytes, and begins with the segment's number: a record that was left on the disk by another
+//! segment is none. *plane* names the directory, *boot* the machine's boot in which the segment was written,
+//! *run* the process (unix milliseconds at its start), *number* is one more than the segment's before.
+//! Segments are called `00000001.kvj` and so on.
 //!
 //! | kind | stream | number | bytes |
 //! |---|---|---|---|
@@ -203,6 +204,59 @@ impl<'b> Record<'b> {
     /// Where the next one begins.
     pub fn end(&self) -> usize {
         self.offset + self.bytes.len()
+    }
+}
+
+/// The records of a segment that was read, in their order, up to the end or to what cannot be read.
+#[derive(Debug)]
+pub struct Records<'b> {
+    segment: u64,
+    bytes: &'b [u8],
+    offset: usize,
+}
+
+impl<'b> Records<'b> {
+    /// Those of a segment with this number.
+    pub fn of(segment: u64, bytes: &'b [u8]) -> Self {
+        Self { segment, bytes, offset: HEADER }
+    }
+
+    /// Where the next one begins.
+    pub fn offset(&self) -> usize {
+        self.offset
+    }
+}
+
+impl<'b> Iterator for Records<'b> {
+    type Item = Result<Record<'b>, Cut>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        match Record::read(self.segment, self.bytes, self.offset) {
+            Ok(None) => None,
+            Ok(Some(record)) => {
+                self.offset = record.end();
+                Some(Ok(record))
+            }
+            Err(cut) => {
+                // Nothing behind it can be told from chance.
+                self.bytes = &[];
+                self.offset = 0;
+                Some(Err(cut))
+            }
+        }
+    }
+}
+
+impl Kind {
+    /// In one word.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Declare => "declare",
+            Self::Step => "step",
+            Self::Saved => "saved",
+            Self::Gone => "gone",
+            Self::Closed => "closed",
+        }
     }
 }
 

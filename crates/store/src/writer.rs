@@ -136,27 +136,27 @@ impl Writer {
                             out.extend_from_slice(&parts.to_le_bytes());
                             out.extend_from_slice(bytes);
                         });
-                        self.log.write()?;
+                        self.journal.give(|| self.log.write())?;
                     }
                 }
                 Item::Drop { before } => {
-                    self.log.write()?;
+                    self.journal.give(|| self.log.write())?;
                     // What replaces them must outlive the machine before they go.
-                    self.log.out().sync()?;
-                    self.log.remove_before(before)?;
+                    self.journal.give(|| self.log.out().sync())?;
+                    self.journal.give(|| self.log.remove_before(before))?;
                     self.compactor.note_saved(self.log.segment());
                     self.journal.counters.compactions.fetch_add(1, Ordering::Relaxed);
                 }
                 Item::Gone { id, number } => self.log.append(Kind::Gone, id, number, |_| {}),
             }
         }
-        self.log.write()?;
+        self.journal.give(|| self.log.write())?;
         let counters = &self.journal.counters;
         counters.written_bytes.fetch_add(self.log.bytes().saturating_sub(before), Ordering::Relaxed);
         counters.bytes.store(self.log.bytes(), Ordering::Relaxed);
         counters.segments.store(self.log.segments() as u64, Ordering::Relaxed);
         match self.journal.options.sync {
-            Sync::Always => self.log.out().sync()?,
+            Sync::Always => self.journal.give(|| self.log.out().sync())?,
             Sync::Every(_) => *self.dirty.lock() = Some(self.log.out()),
             Sync::Off => {}
         }
@@ -191,7 +191,7 @@ impl Writer {
         let closed = self.log.write().and_then(|()| self.log.out().sync());
         match closed {
             Ok(()) => info!("journal closed"),
-            Err(error) => error!(error = %error, "journal cannot be closed in order"),
+            Err(error) => error!(error = %error, "journal not closed cleanly"),
         }
         self.done();
     }

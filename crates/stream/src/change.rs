@@ -10,7 +10,8 @@ use bytes::Bytes;
 use kvplane_core::{Continuity, Epoch, Marks, Reason, Resumption, StateDigest, Tier, TrustState};
 use kvplane_wire::OwnedExtraKey;
 
-use crate::state::{Attributes, Chain, ExtraKeys, Parent, Place, keys_cost};
+use crate::state::{Attributes, Chain, ExtraKeys, Parent, Place, Wide, keys_cost};
+use crate::tokens::Tokens;
 
 /// Why blocks are said to be held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,19 +29,19 @@ pub enum StoreCause {
 /// How a store's hashes lie on its tokens.
 pub use kvplane_wire::Layout;
 
-/// One block of a store.
+/// One block of a store, as it is said.
 #[derive(Debug, Clone)]
-pub struct StoredBlock {
+pub struct StoredParts {
     /// The engine's hash.
     pub hash: u64,
     /// The whole digest, if it was sent as bytes.
-    pub wide: Option<Arc<[u8]>>,
+    pub wide: Option<Wide>,
     /// Copies in the place after this.
     pub copies: u32,
     /// The block before it; `None` when unknown.
     pub parent: Option<Parent>,
     /// Its tokens; `None` when the store does not say which are its own.
-    pub tokens: Option<Arc<[u32]>>,
+    pub tokens: Option<Tokens>,
     /// Where its tokens lie in the store's, in positions; `None` when the store does not say.
     pub first_position: Option<u32>,
     /// Its content hash, once every block before it is known.
@@ -49,10 +50,108 @@ pub struct StoredBlock {
     pub extra_keys: Option<ExtraKeys>,
 }
 
+/// One block of a store, as it is kept: entries are mostly made of these.
+#[derive(Debug, Clone)]
+pub struct StoredBlock {
+    /// The engine's hash.
+    pub hash: u64,
+    before: u64,
+    content: u64,
+    tokens: Tokens,
+    wide: Option<Wide>,
+    extra_keys: Option<ExtraKeys>,
+    /// Copies in the place after this.
+    pub copies: u32,
+    first_position: u32,
+    known: Known,
+}
+
+/// What a store says of a block. Options of numbers would take twice their room.
+#[derive(Debug, Clone, Copy)]
+struct Known(u8);
+
+impl Known {
+    const PARENT: u8 = 1;
+    const FIRST_OF_PROMPT: u8 = 2;
+    const TOKENS: u8 = 4;
+    const FIRST_POSITION: u8 = 8;
+    const CONTENT: u8 = 16;
+
+    fn has(self, what: u8) -> bool {
+        self.0 & what != 0
+    }
+}
+
+const _: () = assert!(size_of::<StoredBlock>() == 64);
+
+impl From<StoredParts> for StoredBlock {
+    fn from(parts: StoredParts) -> Self {
+        let StoredParts { hash, wide, copies, parent, tokens, first_position, content, extra_keys } = parts;
+        let flag = |is: bool, what: u8| if is { what } else { 0 };
+        let known = flag(parent.is_some(), Known::PARENT)
+            | flag(parent == Some(Parent::Root), Known::FIRST_OF_PROMPT)
+            | flag(tokens.is_some(), Known::TOKENS)
+            | flag(first_position.is_some(), Known::FIRST_POSITION)
+            | flag(content.is_some(), Known::CONTENT);
+        let before = match parent {
+            Some(Parent::Block(hash)) => hash,
+            Some(Parent::Root) | None => 0,
+        };
+        Self {
+            hash,
+            before,
+            content: content.unwrap_or_default(),
+            tokens: tokens.unwrap_or_default(),
+            wide,
+            extra_keys,
+            copies,
+            first_position: first_position.unwrap_or_default(),
+            known: Known(known),
+        }
+    }
+}
+
 impl StoredBlock {
+    /// The whole digest, if it was sent as bytes.
+    pub fn wide(&self) -> Option<&Wide> {
+        self.wide.as_ref()
+    }
+
+    /// The block before it; `None` when unknown.
+    pub fn parent(&self) -> Option<Parent> {
+        let parent =
+            if self.known.has(Known::FIRST_OF_PROMPT) { Parent::Root } else { Parent::Block(self.before) };
+        self.known.has(Known::PARENT).then_some(parent)
+    }
+
+    /// Its tokens; `None` when the store does not say which are its own.
+    pub fn tokens(&self) -> Option<&Tokens> {
+        self.known.has(Known::TOKENS).then_some(&self.tokens)
+    }
+
+    /// Where its tokens lie in the store's, in positions; `None` when the store does not say.
+    pub fn first_position(&self) -> Option<u32> {
+        self.known.has(Known::FIRST_POSITION).then_some(self.first_position)
+    }
+
+    /// Its content hash, once every block before it is known.
+    pub fn content(&self) -> Option<u64> {
+        self.known.has(Known::CONTENT).then_some(self.content)
+    }
+
+    /// Its extra keys.
+    pub fn extra_keys(&self) -> Option<&ExtraKeys> {
+        self.extra_keys.as_ref()
+    }
+
+    fn drop_tokens(&mut self) {
+        self.tokens = Tokens::default();
+        self.known.0 &= !Known::TOKENS;
+    }
+
     /// An estimate of what keeping its parts costs, their wire form included.
     fn cost(&self) -> usize {
-        let tokens = self.tokens.as_ref().map_or(0, |tokens| 16 + 8 * tokens.len());
+        let tokens = self.tokens.heap_len() + 3 * self.tokens.len();
         let wide = self.wide.as_ref().map_or(0, |digest| 16 + 2 * digest.len());
         tokens + wide + self.extra_keys.as_deref().map_or(0, |keys| 2 * keys_cost(keys))
     }
@@ -129,6 +228,16 @@ pub enum Change {
     },
 }
 
+impl Change {
+    /// Lets go of tokens that are not to be kept.
+    pub(crate) fn drop_tokens(&mut self) {
+        if let Self::Stored(stored) = self {
+            stored.blocks.iter_mut().for_each(StoredBlock::drop_tokens);
+            stored.span = None;
+        }
+    }
+}
+
 /// A block as a consumer that knows no groups sees it: everything that it needs to place it by itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VisibleBlock {
@@ -137,7 +246,7 @@ pub struct VisibleBlock {
     /// Our hash of its content.
     pub content: u64,
     /// Its tokens; none in entries of a journal that keeps none there.
-    pub tokens: Arc<[u32]>,
+    pub tokens: Tokens,
     /// Tokens per block.
     pub block_size: u32,
     /// Adapter and salt.
@@ -148,15 +257,10 @@ pub struct VisibleBlock {
 
 impl VisibleBlock {
     pub(crate) fn new(hash: u64, chain: &Chain) -> Self {
-        Self::with_tokens(hash, chain, &chain.tokens)
-    }
-
-    /// The same with other tokens than the chain's.
-    pub(crate) fn with_tokens(hash: u64, chain: &Chain, tokens: &Arc<[u32]>) -> Self {
         Self {
             hash,
             content: chain.content,
-            tokens: tokens.clone(),
+            tokens: chain.tokens.clone(),
             block_size: chain.block_size,
             attributes: chain.attributes.clone(),
             extra_keys: chain.extra_keys.clone(),
@@ -194,6 +298,17 @@ pub enum Transition {
     Cleared,
 }
 
+impl Transition {
+    /// Lets go of tokens that are not to be kept.
+    pub(crate) fn drop_tokens(&mut self) {
+        if let Self::Stored { blocks, .. } = self {
+            for block in blocks {
+                block.tokens = Tokens::default();
+            }
+        }
+    }
+}
+
 /// The protocols that stream entries. Each keeps its wire form of an entry beside it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Protocol {
@@ -224,6 +339,8 @@ pub struct Entry {
     pub sequence: u64,
     /// The engine's own number of the batch; `None` for what kvplane did itself.
     pub engine_sequence: Option<u64>,
+    /// Digest of the batch as the engine sent it, where it is known.
+    pub engine_digest: Option<u128>,
     /// The publisher's wall clock, seconds.
     pub timestamp: f64,
     /// What happened, in order.

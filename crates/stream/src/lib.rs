@@ -31,11 +31,12 @@ mod seeded;
 mod sequencer;
 mod silence;
 mod state;
+mod tokens;
 mod transitions;
 
 pub use change::{
-    Change, Entry, Layout, Protocol, RemovedBlock, StoreCause, StoredBlock, StoredChange, Transition,
-    VisibleBlock,
+    Change, Entry, Layout, Protocol, RemovedBlock, StoreCause, StoredBlock, StoredChange, StoredParts,
+    Transition, VisibleBlock,
 };
 pub use clock::Now;
 pub use drain::{Drain, DrainFailure, DrainOptions, DrainedPart};
@@ -56,5 +57,6 @@ pub use relay::{Ended, Link, Next, Relay, RelayOptions};
 pub use sequencer::{Action, Counters, EpochCause, OnGap, Options, Origin, Sequenced, Sequencer};
 pub use state::{
     Attributes, BlockImage, Chain, CutAborted, ExtraKeys, HoldingImage, Image, Limits, Parent, Place,
-    PlaceId, State,
+    PlaceId, State, Wide,
 };
+pub use tokens::Tokens;

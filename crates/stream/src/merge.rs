@@ -181,7 +181,7 @@ mod tests {
         VisibleBlock {
             hash,
             content: hash,
-            tokens: Arc::from([hash as u32]),
+            tokens: crate::Tokens::from([hash as u32]),
             block_size: 1,
             attributes: Arc::new(Attributes::default()),
             extra_keys: None,

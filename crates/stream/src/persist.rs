@@ -1,11 +1,12 @@
 //! How a recorder's memory becomes bytes, and comes back.
 //!
-//! Every type that a recorder keeps implements [`Persist`], by [`persist!`] beside its definition. The macro names every
-//! field, either as saved or as made anew with the value that it gets: a field that it does not name does not compile. So
-//! nothing can be added to a recorder without deciding whether it survives a restart.
+//! Every type that a recorder keeps implements [`Persist`], by [`persist!`] beside its definition. The macro
+//! names every field, either as saved or as made anew with the value that it gets: a field that it does not
+//! name does not compile. So nothing can be added to a recorder without deciding whether it survives a
+//! restart.
 //!
-//! Numbers up to 32 bits are LEB128, larger ones fixed and little-endian; lists and texts have their length in front. Nothing is
-//! allocated by a length alone.
+//! Numbers up to 32 bits are LEB128, larger ones fixed and little-endian; lists and texts have their length
+//! in front. Nothing is allocated by a length alone.
 
 mod foreign;
 
@@ -41,7 +42,7 @@ impl<'b> Source<'b> {
         self.rest.is_empty()
     }
 
-    fn take(&mut self, bytes: usize) -> Result<&'b [u8], Damaged> {
+    pub(crate) fn take(&mut self, bytes: usize) -> Result<&'b [u8], Damaged> {
         let (taken, rest) = self.rest.split_at_checked(bytes).ok_or(Damaged("it ends too early"))?;
         self.rest = rest;
         Ok(taken)
@@ -67,7 +68,7 @@ impl<'b> Source<'b> {
     }
 
     /// The length of a list, of which every element takes at least one byte.
-    fn length(&mut self) -> Result<usize, Damaged> {
+    pub(crate) fn length(&mut self) -> Result<usize, Damaged> {
         let length = self.varint()? as usize;
         if length > self.rest.len() { Err(Damaged("a list is longer than what is left")) } else { Ok(length) }
     }
@@ -124,8 +125,8 @@ macro_rules! persist {
     };
 }
 
-/// `persist_enum!(Type { Variant = 0, Other(a, b) = 1, Third { c } = 2 })` names every variant, with a number that never
-/// changes.
+/// `persist_enum!(Type { Variant = 0, Other(a, b) = 1, Third { c } = 2 })` names every variant, with a number
+/// that never changes.
 macro_rules! persist_enum {
     ($name:ty { $($variant:ident $(($($tuple:ident),*))? $({ $($field:ident),* })? = $number:literal),* $(,)? }) => {
         impl $crate::persist::Persist for $name {

@@ -122,7 +122,7 @@ impl Worker {
             events.extend(own.drain(..).map(|transition| self.event(missing, transition)));
             if entry.transitions.is_empty() {
                 let nothing = KvCacheRemoveData { block_hashes: Vec::new() };
-                events.push(self.told(number, Tier::Device, KvCacheEventData::Removed(nothing)));
+                events.push(self.router_event(number, Tier::Device, KvCacheEventData::Removed(nothing)));
             }
             events.extend(entry.transitions.iter().map(|transition| self.event(number, transition)));
         }
@@ -147,10 +147,10 @@ impl Worker {
             }
             Transition::Cleared => (Tier::Device, KvCacheEventData::Cleared),
         };
-        self.told(event_id, tier, data)
+        self.router_event(event_id, tier, data)
     }
 
-    fn told(self, event_id: u64, tier: Tier, data: KvCacheEventData) -> RouterEvent {
+    fn router_event(self, event_id: u64, tier: Tier, data: KvCacheEventData) -> RouterEvent {
         let tier = match tier {
             Tier::Device => StorageTier::Device,
             Tier::Host => StorageTier::HostPinned,

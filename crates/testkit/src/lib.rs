@@ -5,6 +5,7 @@
 //! - [`Rig`] is a plane with its servers on free ports, over any of them;
 //! - [`Subscriber`] is a replica that is fed by the wire alone;
 //! - [`Line`] is a TCP connection that can be cut, or go silent;
+//! - [`model`] writes the files of a small model: a vocabulary and a template;
 //! - [`call`], [`send`] and [`text`] make HTTP requests.
 //!
 //! Everything waits for a condition, with a deadline that only a hang reaches.
@@ -22,6 +23,7 @@ mod drained;
 mod engine;
 mod http;
 mod line;
+pub mod model;
 mod relayed;
 mod rig;
 mod subscriber;

@@ -50,7 +50,7 @@ impl Subscriber {
         let message =
             tokio::time::timeout(DEADLINE, self.messages.message()).await.expect("no message came")?;
         let message = message.expect("the stream ended without a status");
-        self.cursor = proto::Cursor { epoch: message.epoch, sequence: message.sequence };
+        self.cursor = proto::Cursor { epoch: message.epoch, sequence: message.sequence, digest: None };
         match message.item.unwrap() {
             Item::Reset(reset) => {
                 self.resets.push(reset.reason());
@@ -69,7 +69,7 @@ impl Subscriber {
             }
             Item::Batch(batch) => {
                 self.batches += 1;
-                self.continuities.extend(Some(batch.continuity()).filter(|told| *told as i32 != 0));
+                self.continuities.extend(Some(batch.continuity()).filter(|reported| *reported as i32 != 0));
                 for event in batch.events {
                     self.event(event.kind.unwrap());
                 }

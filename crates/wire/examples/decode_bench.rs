@@ -56,7 +56,7 @@ fn main() {
     }
 }
 
-/// `SGLang` told of every page in an event of its own until 0.5.17.
+/// `SGLang` announced every page in an event of its own until 0.5.17.
 fn events_per_batch(profile: Profile) -> usize {
     let one_each = matches!(profile, Profile::Sglang0_4_6 | Profile::Sglang0_4_7 | Profile::Sglang0_5_9);
     if one_each { BLOCKS } else { 1 }

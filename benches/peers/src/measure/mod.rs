@@ -1,7 +1,7 @@
 //! One workload: everything that is measured on it, with all subjects in turn.
 //!
-//! Each round does the same with every subject before the next round begins, and begins with another subject: what else happens on the
-//! machine meets all of them. All subjects see the same events in the same order.
+//! Each round does the same with every subject before the next round begins, and begins with another subject:
+//! what else happens on the machine meets all of them. All subjects see the same events in the same order.
 
 mod beside_writer;
 mod churn;

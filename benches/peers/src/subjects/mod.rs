@@ -1,7 +1,7 @@
 //! What is compared: kvplane's index and its peers, behind one interface.
 //!
-//! Whatever a subject needs in a form of its own (events, prompts) is made before the clock starts. What is timed are the
-//! subject's own calls.
+//! Whatever a subject needs in a form of its own (events, prompts) is made before the clock starts. What is
+//! timed are the subject's own calls.
 
 mod chain_index;
 mod crtc;

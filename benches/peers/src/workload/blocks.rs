@@ -68,7 +68,8 @@ pub(crate) enum EngineHashes {
 }
 
 impl EngineHashes {
-    /// The hash by which an engine announces a block. Like a chain of hashes, it stands for the whole prompt up to the block.
+    /// The hash by which an engine announces a block. Like a chain of hashes, it stands for the whole prompt
+    /// up to the block.
     pub(crate) fn of(self, engine: u32, id: BlockId) -> u64 {
         match self {
             Self::Equal => mix(u64::from(id)),

@@ -1,7 +1,8 @@
 //! The cache of one simulated engine: it evicts the block that was unused for longest.
 //!
-//! A request pins its blocks while it runs and lets go of them from its last block to its first. Of a request that is over,
-//! the tail is therefore evicted first, and a block never goes before the blocks that follow it.
+//! A request pins its blocks while it runs and lets go of them from its last block to its first. Of a request
+//! that is over, the tail is therefore evicted first, and a block never goes before the blocks that follow
+//! it.
 
 use rustc_hash::FxHashMap;
 
@@ -93,7 +94,8 @@ impl Cache {
         self.places.insert(block, place);
     }
 
-    /// Throws out what was unused for longest, until there is room for so many. `None`, and nothing is changed, if too many are in use.
+    /// Throws out what was unused for longest, until there is room for so many. `None`, and nothing is
+    /// changed, if too many are in use.
     pub(crate) fn make_room(&mut self, count: usize) -> Option<Vec<BlockId>> {
         let wanted = (self.len() + count).saturating_sub(self.capacity);
         let mut evicted = Vec::with_capacity(wanted);

@@ -1,7 +1,7 @@
 //! The workloads: simulated engines under a seeded load, as events and prompts.
 //!
-//! Nothing here is timed. A [`World`] makes up the next stretch of events when it is asked to, and its caches then are the truth that
-//! every answer is compared with.
+//! Nothing here is timed. A [`World`] makes up the next stretch of events when it is asked to, and its caches
+//! then are the truth that every answer is compared with.
 
 mod blocks;
 mod cache;

@@ -27,8 +27,8 @@ impl World {
         self.fleet.caches.iter().map(|cache| cache.depth(prompt) as u32).collect()
     }
 
-    /// Removes the block in the middle of each prompt, wherever it is held and not in use. Returns the removals, and the stores
-    /// that bring the blocks back.
+    /// Removes the block in the middle of each prompt, wherever it is held and not in use. Returns the
+    /// removals, and the stores that bring the blocks back.
     pub(crate) fn make_holes(&mut self, prompts: &[Vec<BlockId>]) -> Holes {
         let mut holes = Holes::default();
         let mut seen = FxHashSet::default();

@@ -8,7 +8,8 @@ fn shape() -> Shape {
     Shape { engines: 5, capacity: 1024, depths }
 }
 
-/// Plays events as an index would and checks that they can be played: parents are held, nothing is stored or removed twice.
+/// Plays events as an index would and checks that they can be played: parents are held, nothing is stored or
+/// removed twice.
 fn play(held: &mut [std::collections::HashSet<BlockId>], slice: &Slice, capacity: usize) {
     for event in &slice.events {
         let held = &mut held[event.engine as usize];

@@ -1,7 +1,7 @@
 //! Recorded load: Mooncake's conversation trace.
 //!
-//! A line is a request. `hash_ids` names its prompt in pieces of 512 tokens, so that equal ids are equal prompts up to there.
-//! Answers are not named: their blocks are new.
+//! A line is a request. `hash_ids` names its prompt in pieces of 512 tokens, so that equal ids are equal
+//! prompts up to there. Answers are not named: their blocks are new.
 
 use std::collections::VecDeque;
 use std::fs::File;

@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_that_cannot_be_told_apart_or_sent_are_refused() {
+    fn keys_that_cannot_be_distinguished_or_sent_are_refused() {
         for unfit in ["", "a b", "a\n", "ä", &"x".repeat(TOKEN_BYTES_MAX + 1)] {
             let error = TokenKey::new("a", Role::Read, unfit).unwrap_err();
             assert_eq!(error, KeysError::Unfit { name: "a".to_owned() });

@@ -32,13 +32,13 @@ pub enum NetworkError {
         meant: Network,
     },
     /// One network would have two roles.
-    #[error("{0} is there twice")]
+    #[error("{0} is listed twice")]
     Twice(Network),
     /// Everybody.
-    #[error("{0} is everybody: name the networks of your clients, or start with --insecure")]
+    #[error("{0} matches every address: list your clients' networks, or start with --insecure")]
     Everybody(Network),
     /// Too many.
-    #[error("there may be {NETWORKS_MAX} networks at most")]
+    #[error("more than {NETWORKS_MAX} networks")]
     TooMany,
 }
 

@@ -71,7 +71,7 @@ impl Refused {
         let forbidden = |message: String| PublicError::new(ErrorCode::Forbidden, message);
         match self {
             Self::NoKey => unauthenticated("a bearer token or a client certificate with a role is required"),
-            Self::NotBearer => unauthenticated("authorization is not one bearer token"),
+            Self::NotBearer => unauthenticated("the authorization header is not one bearer token"),
             Self::UnknownToken => unauthenticated("unknown token").with_next(
                 "compare it with the file or variable that [[auth.token]] names, and reload kvplane",
             ),

@@ -14,8 +14,10 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
+use tokio_rustls::server::TlsStream;
 use tracing::{debug, error};
 
+use super::http1::Http1Only;
 use super::plain;
 use super::tls::{Failure, Tls, identity};
 use crate::auth::{Identity, Port};
@@ -118,12 +120,13 @@ impl Door {
         let (port, speaks) = (self.port, if self.port == Port::Http { Speaks::Http1 } else { Speaks::Http2 });
         let Some(tls) = self.tls.clone() else {
             let Some(place) = self.connections.admit(address, speaks) else { return };
+            let connections = self.connections.clone();
             self.arriving.spawn(async move {
                 let peer = Peer { address, certificate: None, pulse: Some(place.pulse().clone()) };
                 let mut stream = Guarded::new(stream, place);
                 // Counted by its place.
                 stream.first_byte().await.map_err(|_| Gone::Silent)?;
-                Ok(Connection::new(stream, peer, speaks))
+                Ok(Connection::new(stream, peer, speaks, connections))
             });
             return;
         };
@@ -131,14 +134,19 @@ impl Door {
             return tls.count(port, Failure::TooMany);
         };
         let closing = place.pulse().closing().clone();
+        let connections = self.connections.clone();
         self.arriving.spawn(async move {
-            let shaking = timeout(bounds::HANDSHAKE, shake(stream, address, port, speaks, &tls, place));
+            let shaking = timeout(bounds::HANDSHAKE, shake(stream, address, port, &tls, place));
             let shaken = closing.run_until_cancelled(shaking).await;
             let shaken = shaken.map_or(Err(Failure::TooMany), |done| done.unwrap_or(Err(Failure::Timeout)));
-            shaken.map_err(|failure| {
+            let (stream, peer) = shaken.map_err(|failure| {
                 debug!(listener = port.as_str(), %address, reason = failure.as_str(), "TLS handshake failed");
                 Gone::Handshake(failure)
-            })
+            })?;
+            if let Some(pulse) = &peer.pulse {
+                pulse.begin(speaks);
+            }
+            Ok(Connection::new(stream, peer, speaks, connections))
         });
     }
 
@@ -155,10 +163,9 @@ async fn shake(
     stream: TcpStream,
     address: SocketAddr,
     port: Port,
-    speaks: Speaks,
     tls: &Tls,
     place: Admitted,
-) -> Result<Connection, Failure> {
+) -> Result<(TlsStream<Guarded<TcpStream>>, Peer), Failure> {
     if !plain::speaks_tls(&stream).await.map_err(|_| Failure::Handshake)? {
         plain::send_away(stream).await;
         return Err(Failure::Plain);
@@ -173,10 +180,9 @@ async fn shake(
             _ => Failure::Handshake,
         }
     })?;
-    pulse.begin(speaks);
     let shown = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
     let certificate = shown.and_then(identity).map(Arc::new);
-    Ok(Connection::new(stream, Peer { address, certificate, pulse: Some(pulse) }, speaks))
+    Ok((stream, Peer { address, certificate, pulse: Some(pulse) }))
 }
 
 // === impl Listener ===
@@ -206,10 +212,15 @@ impl Connected<IncomingStream<'_, Door>> for Peer {
 // === impl Connection ===
 
 impl Connection {
-    fn new(stream: impl Duplex + Unpin + 'static, peer: Peer, speaks: Speaks) -> Self {
+    fn new(
+        stream: impl Duplex + Unpin + 'static,
+        peer: Peer,
+        speaks: Speaks,
+        connections: Arc<Connections>,
+    ) -> Self {
         let stream: Pin<Box<dyn Duplex>> = match &peer.pulse {
             Some(pulse) if speaks == Speaks::Http2 => Box::pin(Metered::new(stream, pulse.clone())),
-            _ => Box::pin(stream),
+            _ => Box::pin(Http1Only::new(stream, connections)),
         };
         Self { stream, peer }
     }

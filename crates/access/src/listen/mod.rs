@@ -2,6 +2,7 @@
 //! end.
 
 mod door;
+mod http1;
 mod plain;
 mod tls;
 

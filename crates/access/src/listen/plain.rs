@@ -27,15 +27,16 @@ pub(super) async fn speaks_tls(stream: &TcpStream) -> std::io::Result<bool> {
 /// Tells a client in its own protocol what is wrong, and lets it go.
 pub(super) async fn send_away(mut stream: TcpStream) {
     let mut first = [0; 4];
-    let told = async {
+    let answered = async {
         let length = stream.peek(&mut first).await?;
-        let words = if first[..length].starts_with(b"PRI") { over_http2() } else { over_http1() };
+        let is_http2 = first[..length].starts_with(b"PRI");
+        let words = if is_http2 { farewell(INADEQUATE_SECURITY, WORDS) } else { over_http1() };
         stream.write_all(&words).await?;
         stream.shutdown().await?;
         tokio::io::copy(&mut (&mut stream).take(DISCARD_MAX), &mut tokio::io::sink()).await
     };
     // Whatever comes of it, the connection ends.
-    let _ = timeout(READ_WITHIN, told).await;
+    let _ = timeout(READ_WITHIN, answered).await;
 }
 
 fn over_http1() -> Vec<u8> {
@@ -51,16 +52,18 @@ fn over_http1() -> Vec<u8> {
     .into_bytes()
 }
 
-/// Our settings, which must come first, and a farewell with the code for a connection that is not secure
-/// enough.
-fn over_http2() -> Vec<u8> {
+/// HTTP/2's code for a connection that is not secure enough.
+const INADEQUATE_SECURITY: u8 = 0xc;
+
+/// What ends a connection over HTTP/2 before it began: our settings, which must come first, and a GOAWAY with
+/// a code and fewer than 248 bytes of words.
+pub(super) fn farewell(code: u8, words: &str) -> Vec<u8> {
     const SETTINGS: [u8; 9] = [0, 0, 0, 4, 0, 0, 0, 0, 0];
     const GOAWAY: u8 = 7;
-    const INADEQUATE_SECURITY: u8 = 0xc;
     let mut frames = SETTINGS.to_vec();
-    frames.extend([0, 0, 8 + WORDS.len() as u8, GOAWAY, 0, 0, 0, 0, 0]);
+    frames.extend([0, 0, 8 + words.len() as u8, GOAWAY, 0, 0, 0, 0, 0]);
     // The last stream that was served: none.
-    frames.extend([0, 0, 0, 0, 0, 0, 0, INADEQUATE_SECURITY]);
-    frames.extend(WORDS.as_bytes());
+    frames.extend([0, 0, 0, 0, 0, 0, 0, code]);
+    frames.extend(words.as_bytes());
     frames
 }

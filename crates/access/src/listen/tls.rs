@@ -141,6 +141,12 @@ impl Tls {
         };
         [Port::Http, Port::Grpc].into_iter().flat_map(of).collect()
     }
+
+    /// The same of a listener that alone has these certificates.
+    pub fn failed_at_all(&self, listener: &'static str) -> Vec<(&'static str, &'static str, u64)> {
+        let of = |why: usize| self.failures.iter().map(|port| port[why].load(Ordering::Relaxed)).sum();
+        Failure::NAMES.iter().enumerate().map(|(at, why)| (listener, *why, of(at))).collect()
+    }
 }
 
 impl Acceptors {

@@ -8,10 +8,10 @@ use super::Output;
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct DemoArgs {
-    /// Approximate length of the demo in seconds; every step runs in any case
+    /// Approximate length in seconds; every step runs, however short it is
     #[arg(long, value_name = "N", default_value_t = 60, value_parser = value_parser!(u64).range(..=86_400))]
     pub(crate) seconds: u64,
-    /// Recorded requests instead of made-up conversations: a Mooncake trace (JSON lines with timestamp,
+    /// Replay recorded requests instead of synthetic conversations: a Mooncake trace (JSON lines with timestamp,
     /// `input_length`, `output_length` and `hash_ids`)
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
@@ -24,7 +24,7 @@ pub(crate) struct DemoArgs {
     /// Print plain lines instead of the full-screen view (also when the output is not a terminal)
     #[arg(long)]
     pub(crate) plain: bool,
-    /// Seed of the made-up conversations
+    /// Random seed of the synthetic conversations
     #[arg(long, default_value_t = 7)]
     pub(crate) seed: u64,
     /// Output format; JSON is the summary only

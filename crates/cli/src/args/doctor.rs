@@ -9,17 +9,15 @@ use crate::config::Span;
 
 /// What `--help` says after the options.
 pub(super) const AFTER_HELP: &str = "\
-Without --config and --engine it looks at the kvplane that runs at the usual address.
+Without --config and --engine it checks the kvplane at --server, or the local one. For a kvplane on this machine it also checks
+the engines, at the addresses that the kvplane lists.
 
-It only looks: it subscribes, asks replay sockets once for what they have, and reads pages. It never drains TensorRT-LLM's
-events, because that would take them from whoever else reads them, and it flushes, registers and changes nothing. Where nobody
-listens at an event address of this machine, it listens there itself, for at most one second, to hear whether an engine connects:
-an engine that wants to listen there in that second cannot. At addresses of `bind:` engines it listens as kvplane would, for as
-long as --listen says, unless a kvplane has them already.
+It changes nothing: it subscribes to events, sends each replay socket one request, and reads HTTP pages. It never drains TensorRT-LLM's
+events, because other readers would lose them. If no process listens at a local event address, the doctor listens there for at most one
+second to see whether an engine connects; an engine cannot bind that address meanwhile. At addresses of `bind:` engines it listens for
+the time of --listen, unless a kvplane has them already.
 
-Of a kvplane on this machine it looks at the engines too, at the addresses that the kvplane lists.
-
-Ends with 0 if nothing is wrong, with 1 if there is an error (with --strict also a warning), with 2 for wrong usage.
+Exit code: 0 if nothing is wrong, 1 if there is an error (with --strict also for a warning), 2 for wrong usage.
 
 Examples:
   kvplane doctor
@@ -35,7 +33,8 @@ pub(crate) struct DoctorArgs {
     /// Check this engine, described as for serve; repeatable
     #[arg(long, value_name = "ENGINE")]
     pub(crate) engine: Vec<String>,
-    /// Check the kvplane at this HTTP address [default: the local one, if nothing else is checked]
+    /// Check the kvplane at this HTTP address [default: `KVPLANE_SERVER` or the local one, if nothing else is
+    /// checked]
     #[arg(long, value_name = "URL")]
     pub(crate) server: Option<String>,
     /// Check the running kvplane only, not its engines
@@ -46,7 +45,7 @@ pub(crate) struct DoctorArgs {
     pub(crate) engines: bool,
     #[command(flatten)]
     pub(crate) key: KeyArgs,
-    /// How long to listen to engines; ends sooner when enough was heard
+    /// How long to listen to engines; ends earlier once they have published enough
     #[arg(long, value_name = "DURATION", default_value = "5s")]
     pub(crate) listen: Span,
     /// Treat warnings as errors

@@ -8,14 +8,12 @@ use crate::config::Span;
 #[derive(Debug, Subcommand)]
 pub(crate) enum OperateCommand {
     /// Flush engines' caches, and verify it in their event streams
-    #[command(
-        after_help = "Ends with 0 only if every rank is proven or done, with 3 if some are, with 1 if none is.\n\n\
+    #[command(after_help = "Exit code: 0 if every rank is proven or done, 3 if some are, 1 if none is.\n\n\
         Examples:\n  \
         kvplane flush --all\n  \
         kvplane flush --model llama --timeout 30s --nudge\n  \
         kvplane flush --engine vllm-0 --engine vllm-1 --reset-external -o json | jq .summary\n  \
-        kvplane flush --kind sglang --dry-run"
-    )]
+        kvplane flush --kind sglang --dry-run")]
     Flush(FlushArgs),
     /// Start or stop profiling
     #[command(
@@ -31,7 +29,7 @@ pub(crate) enum OperateCommand {
     Loads(OperationArgs),
     /// Check the health of engines
     #[command(
-        after_help = "Ends with 0 only if every engine is well.\n\nExample:\n  kvplane health --deadline 2s"
+        after_help = "Exit code: 0 only if every engine is healthy.\n\nExample:\n  kvplane health --deadline 2s"
     )]
     Health(OperationArgs),
 }
@@ -40,7 +38,7 @@ pub(crate) enum OperateCommand {
 pub(crate) enum ProfileCommand {
     /// Start profiling
     #[command(
-        after_help = "What is not set is left to the engine. An engine that cannot be told something that is set is not asked.\n\n\
+        after_help = "Options that are not set are left to the engine. An engine that does not support a given option is skipped.\n\n\
         Example:\n  \
         kvplane profile start --engine sglang-0 --output-dir /traces --num-steps 20 --activity CPU --activity GPU"
     )]
@@ -55,7 +53,7 @@ pub(crate) enum ProfileCommand {
 pub(crate) struct OperationArgs {
     #[command(flatten)]
     pub(crate) plane: PlaneArgs,
-    /// Only this engine; repeatable. Without any of --engine, --model and --kind: all
+    /// Only this engine; repeatable [default: all engines; flush needs a selection or --all]
     #[arg(long, value_name = "ID")]
     pub(crate) engine: Vec<String>,
     /// Only engines of this model; repeatable
@@ -84,7 +82,7 @@ pub(crate) struct FlushArgs {
     pub(crate) operation: OperationArgs,
     #[command(flatten)]
     pub(crate) consent: Consent,
-    /// How long to retry a busy engine; 0s asks once
+    /// How long to retry a busy engine; 0s tries once
     #[arg(long, value_name = "DURATION", default_value = "0s")]
     pub(crate) timeout: Span,
     /// How long to wait for the event stream to confirm the flush after the engine's answer [default: 30s]
@@ -104,7 +102,7 @@ pub(crate) struct FlushArgs {
 /// What keeps a flush from happening by mistake.
 #[derive(Debug, ClapArgs)]
 pub(crate) struct Consent {
-    /// Every engine of the fleet. Without it, name engines with --engine, --model or --kind
+    /// Flush every engine; otherwise select engines with --engine, --model or --kind
     #[arg(long, conflicts_with_all = ["engine", "model", "kind"])]
     pub(crate) all: bool,
     /// Do not ask for confirmation on a terminal

@@ -46,7 +46,7 @@ pub(crate) struct LedgerArgs {
     /// Show this receipt
     #[arg(value_name = "RECEIPT")]
     pub(crate) receipt: Option<String>,
-    /// Number of receipts to list, those that lost most first
+    /// Number of receipts to list, largest loss first
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(..=64))]
     pub(crate) worst: u32,
     /// Output format

@@ -33,9 +33,19 @@ pub(crate) struct PickerArgs {
     /// The `InferencePool` to watch: its pods, objectives and rewrites
     #[arg(long, value_name = "NAME")]
     pub(crate) pool_name: Option<String>,
-    /// Its namespace
+    /// Its namespace, or that of the pods
     #[arg(long, value_name = "NAMESPACE", default_value = "default")]
     pub(crate) pool_namespace: String,
+    /// Its API group
+    #[arg(long, value_name = "GROUP", default_value = "inference.networking.k8s.io",
+        value_parser = ["inference.networking.k8s.io"])]
+    pub(crate) pool_group: String,
+    /// Without a pool: labels of the pods to watch
+    #[arg(long, value_name = "LABELS", requires = "endpoint_target_ports", conflicts_with = "pool_name")]
+    pub(crate) endpoint_selector: Option<String>,
+    /// Where those pods listen: a port for each rank
+    #[arg(long, value_name = "PORT,…", value_delimiter = ',', requires = "endpoint_selector")]
+    pub(crate) endpoint_target_ports: Vec<u16>,
     /// Send the endpoints' scores to the gateway
     #[arg(long)]
     pub(crate) emit_endpoint_scores: bool,
@@ -90,6 +100,12 @@ impl PickerArgs {
             set.push(format!("picker.pool.name={name}"));
             set.push(format!("picker.pool.namespace={}", self.pool_namespace));
         }
+        if let Some(selector) = self.endpoint_selector {
+            set.push(format!("picker.pods.selector={selector}"));
+            set.push(format!("picker.pods.namespace={}", self.pool_namespace));
+            set.push(format!("picker.pods.ports={:?}", self.endpoint_target_ports));
+        }
+        set.extend(serve.drain_timeout.map(|span| format!("picker.drain={span}")));
         if serve.insecure {
             set.push("picker.open=true".to_owned());
         }

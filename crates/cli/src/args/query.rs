@@ -10,21 +10,21 @@ use super::{KeyArgs, TableOutput};
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct QueryArgs {
-    /// The kvplane to ask, its HTTP address [default: 127.0.0.1:8090]. With --tenant, the gRPC address of a
-    /// kvplane or of an inference-cache server [default: 127.0.0.1:50090]
+    /// HTTP address of kvplane [default: <http://127.0.0.1:8090>, or `KVPLANE_SERVER`]. With --tenant, the gRPC
+    /// address of a kvplane or an inference-cache server [default: 127.0.0.1:50090]
     #[arg(long, value_name = "URL")]
     pub(crate) server: Option<String>,
     #[command(flatten)]
     pub(crate) key: KeyArgs,
     /// A file with token ids: a JSON list, or numbers separated by commas or white space; "-" is standard
-    /// input. What has white space in it and is no file is the prompt as text
+    /// input. If there is no such file and the argument contains white space, it is the prompt as text
     #[arg(default_value = "-", value_name = "FILE|TEXT")]
     pub(crate) file: PathBuf,
     /// The prompt as text, for a model with a tokenizer
     #[arg(long, value_name = "TEXT", conflicts_with_all = ["file", "chat", "hashes", "tenant", "multimodal", "extra_keys"])]
     pub(crate) prompt: Option<String>,
-    /// A file with a chat, for a model with a tokenizer: a JSON list of messages, or a request to
-    /// /v1/chat/completions, of which the fields that decide about tokens are taken; "-" is standard input
+    /// A file with a chat, for a model with a tokenizer: a JSON list of messages, or the body of a
+    /// /v1/chat/completions request; "-" is standard input
     #[arg(long, value_name = "FILE", conflicts_with_all = ["file", "hashes", "tenant", "multimodal", "extra_keys"])]
     pub(crate) chat: Option<PathBuf>,
     /// The model
@@ -42,24 +42,24 @@ pub(crate) struct QueryArgs {
     /// LoRA adapter of the prompt
     #[arg(long, value_name = "NAME", conflicts_with = "hashes")]
     pub(crate) lora_name: Option<String>,
-    /// LoRA adapter's number, for engines that do not announce names
+    /// Number of the LoRA adapter, for engines that do not announce names
     #[arg(long, value_name = "N", conflicts_with = "hashes")]
     pub(crate) lora_id: Option<i64>,
     /// Cache salt of the prompt
     #[arg(long, value_name = "SALT", conflicts_with = "hashes")]
     pub(crate) cache_salt: Option<String>,
-    /// An image or other item in the prompt: its id, the position of its first token, how many positions it
-    /// takes; again for each, in order
+    /// An image or other item in the prompt: its id, the position of its first token, its length in tokens;
+    /// repeatable, in order
     #[arg(long, value_name = "ID:OFFSET:LENGTH", conflicts_with = "hashes")]
     pub(crate) multimodal: Vec<Item>,
     /// Extra keys of each block as vLLM announces them: JSON, a list per block or null
     #[arg(long, value_name = "FILE", requires = "block_size", conflicts_with_all = ["hashes", "multimodal"])]
     pub(crate) extra_keys: Option<PathBuf>,
-    /// The numbers are content hashes of blocks instead of token ids
+    /// Read content hashes of blocks instead of token ids
     #[arg(long, requires = "block_size")]
     pub(crate) hashes: bool,
-    /// Tokens per block of the hashes or the extra keys; with --tenant tokens are hashed here, and none
-    /// leaves the process
+    /// Tokens per block of the hashes or the extra keys; with --tenant the tokens are hashed locally and not
+    /// sent
     #[arg(long, value_name = "N")]
     pub(crate) block_size: Option<u32>,
     /// Hashes are prefix hashes: each covers the whole prefix up to its block

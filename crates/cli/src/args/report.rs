@@ -15,7 +15,7 @@ pub(crate) struct ReportArgs {
     /// Where the engine publishes its events
     #[arg(long, default_value = "tcp://127.0.0.1:5557", value_name = "ADDRESS")]
     pub(crate) engine_endpoint: String,
-    /// The engine's replay socket; without it lost messages and a late start cannot be recovered
+    /// The engine's replay socket; without it, lost messages and a late start cannot be recovered
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) replay: Option<String>,
     /// Topic of its events; empty for all
@@ -62,8 +62,7 @@ pub(crate) struct ReportArgs {
     /// Only read metrics with this `model_name`; empty for all
     #[arg(long, default_value = "", value_name = "NAME")]
     pub(crate) engine_model_name: String,
-    /// The engine keeps what leaves its device elsewhere, and does not say so: what it removes is told to lie
-    /// in T2
+    /// The engine moves removed blocks to another tier without announcing it: report removed blocks as T2
     #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true",
         action = clap::ArgAction::Set, value_name = "BOOL")]
     pub(crate) ignore_block_removed: bool,
@@ -114,7 +113,7 @@ impl FromStr for GoDuration {
     }
 }
 
-/// Go's programs take `-flag` for `--flag`; so does this one, for whoever swaps it in.
+/// Go programs accept `-flag` for `--flag`; so does this one, as a drop-in replacement.
 pub(crate) fn with_two_dashes(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut words: Vec<OsString> = words.collect();
     if words.get(1).is_some_and(|command| command == "report") {

@@ -15,10 +15,10 @@ pub(crate) struct RouteSimArgs {
     /// Only these policies [default: all]
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub(crate) policies: Vec<Policy>,
-    /// Only these populations, by the beginning of their names [default: all]
+    /// Only populations whose names begin with this [default: all]
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub(crate) populations: Vec<String>,
-    /// Seed of everything random
+    /// Random seed
     #[arg(long, default_value_t = 7)]
     pub(crate) seed: u64,
     /// Length of the populations: 1 is two minutes
@@ -36,7 +36,7 @@ pub(crate) struct RouteSimArgs {
     /// Use at most this many requests of a trace
     #[arg(long, value_name = "REQUESTS")]
     pub(crate) limit: Option<usize>,
-    /// The price of prefilling what is cached elsewhere, in `work` [default: the router's]
+    /// Price of prefilling tokens that are cached elsewhere, for `work` [default: the router's]
     #[arg(long)]
     pub(crate) alpha: Option<f64>,
     /// Output format

@@ -20,23 +20,22 @@ pub(crate) struct SimArgs {
     /// HTTP address: completions, admin, faults
     #[arg(long, default_value = "127.0.0.1:8000", value_name = "ADDRESS")]
     pub(crate) http: SocketAddr,
-    /// What callers of the HTTP server have to send as a bearer token: vllm asks for it below /v1, sglang and
-    /// tokenspeed nearly everywhere
+    /// Bearer token that the HTTP server requires: vllm below /v1, sglang and tokenspeed nearly everywhere
     #[arg(long, value_name = "KEY")]
     pub(crate) api_key: Option<String>,
-    /// SMG's service for this engine, with operations and without events [default: none]
+    /// Address to serve SMG's gRPC service at, with operations and without events [default: none]
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) grpc: Option<SocketAddr>,
     /// grpc, grpc-live: the engine's service name [default: vllm]
     #[arg(long, value_enum)]
     pub(crate) service: Option<SimService>,
-    /// vllm: features that its server was started without
+    /// vllm: start the server without this feature
     #[arg(long, value_enum, value_name = "WHAT", value_delimiter = ',')]
     pub(crate) without: Vec<SimWithout>,
-    /// Topic of its messages
+    /// Topic of the messages
     #[arg(long, default_value = "")]
     pub(crate) topic: String,
-    /// Which engine, and since which release it speaks like this: vllm-0.9.0, -0.10.2, -0.14, -0.17, -0.20,
+    /// Engine and the first release with this wire format: vllm-0.9.0, -0.10.2, -0.14, -0.17, -0.20,
     /// -0.22, -0.24, -0.26, -0.29, -0.32; sglang-0.4.6, -0.4.7, -0.5.9, -0.5.18, -0.5.20, -0.5.22;
     /// tokenspeed-0.1.1; trtllm-zmq (TensorRT-LLM's push mode), trtllm-http (TensorRT-LLM, drained over
     /// HTTP); grpc (a server of SMG's contract at --events, with a history), grpc-live (the same without)
@@ -46,7 +45,7 @@ pub(crate) struct SimArgs {
     /// mamba, each with a slash and a block size where that differs [default: full]
     #[arg(long, value_name = "GROUP", value_delimiter = ',')]
     pub(crate) groups: Vec<GroupSpec>,
-    /// Simulate EAGLE: vllm drops the last block that it finds, sglang caches by token pairs
+    /// Simulate EAGLE: vllm drops the last matched block, sglang caches by token pairs
     #[arg(long)]
     pub(crate) eagle: bool,
     /// sglang since 0.5.22: publish events in the dynamo format, which names adapters
@@ -67,11 +66,11 @@ pub(crate) struct SimArgs {
     /// Blocks of the host tier; 0 for none (vllm, sglang, `trtllm-http`)
     #[arg(long, default_value_t = 0, value_name = "N")]
     pub(crate) host_blocks: u32,
-    /// vllm: what events say about the host tier
+    /// vllm: content of events about the host tier
     #[arg(long, value_enum, default_value_t = SimHostEvents::Placeholder)]
     pub(crate) host_events: SimHostEvents,
-    /// vllm: tokens that the host tier takes and gives back together, a multiple of the block size [default:
-    /// a block's]
+    /// vllm: tokens that the host tier stores and loads together, a multiple of the block size [default: one
+    /// block]
     #[arg(long, value_name = "TOKENS")]
     pub(crate) host_chunk: Option<u32>,
     /// vllm since 0.26: blocks of a storage tier behind the host, which never announces removals; 0 for none
@@ -80,21 +79,30 @@ pub(crate) struct SimArgs {
     /// Batches in the replay ring; events in the buffer of `trtllm-http`
     #[arg(long, default_value_t = 10_000)]
     pub(crate) buffer_steps: usize,
-    /// Seed of everything random
+    /// Random seed
     #[arg(long, default_value_t = 0)]
     pub(crate) seed: u64,
-    /// Requests per second that it sends to itself
+    /// Synthetic requests per second
     #[arg(long, default_value_t = 0.0, value_name = "RATE")]
     pub(crate) load: f64,
-    /// The served model's name, for engines that publish [default: sim]
+    /// Served model name, for engines that publish [default: sim]
     #[arg(long, value_name = "NAME")]
     pub(crate) model: Option<String>,
-    /// Adapters that requests may name as the model
+    /// LoRA adapters that requests may use as the model
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub(crate) loras: Vec<String>,
     /// Mix adapters (those of --loras), salts, images and full reports into the load
     #[arg(long)]
     pub(crate) mixed: bool,
+    /// Tokens of prompts that it computes in a second, one prompt after the other [default: at once]
+    #[arg(long, value_name = "TOKENS")]
+    pub(crate) prefill_rate: Option<f64>,
+    /// Milliseconds that each generated token takes [default: none]
+    #[arg(long, value_name = "MS")]
+    pub(crate) token_ms: Option<f64>,
+    /// Requests at the same time; more are answered with 503 [default: any number]
+    #[arg(long, value_name = "N")]
+    pub(crate) max_requests: Option<usize>,
     /// Fault to start with, as JSON for POST /sim/fault
     #[arg(long, value_name = "JSON")]
     pub(crate) fault: Vec<String>,
@@ -151,11 +159,11 @@ pub(crate) enum SimWithout {
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub(crate) enum SimHostEvents {
-    /// Hashes alone (vLLM's default)
+    /// Hashes only (vLLM's default)
     Placeholder,
-    /// Hashes, tokens and parents (vLLM since 0.24, when asked to)
+    /// Hashes, tokens and parents (vLLM since 0.24, if enabled)
     SelfDescribing,
-    /// Nothing
+    /// No events
     None,
 }
 

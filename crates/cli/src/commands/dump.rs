@@ -15,15 +15,15 @@ pub(crate) async fn run(args: DumpArgs) -> Result<(), Failure> {
     let request =
         SubscribeRequest { streams: vec![selector], start: Start::Snapshot.into(), ..Default::default() };
     let subscription =
-        client.subscribe(request).await.map_err(|status| refused(&args.plane.plane, &status))?;
+        client.subscribe(request).await.map_err(|status| refused(args.plane.place(), &status))?;
     let mut messages = subscription.into_inner();
     let mut printer = Printer::new(args.output == Output::Json, args.tokens);
     loop {
         let message = messages
             .message()
             .await
-            .map_err(|status| anyhow!("the snapshot broke off: {}; try again", status.message()))?;
-        let message = message.context("the snapshot broke off; try again")?;
+            .map_err(|status| anyhow!("the snapshot ended early: {}; try again", status.message()))?;
+        let message = message.context("the snapshot ended early; try again")?;
         match &message.item {
             // Another life began while the snapshot was on its way: what was printed is void.
             Some(Item::Reset(_)) => {}
@@ -41,13 +41,16 @@ pub(crate) async fn run(args: DumpArgs) -> Result<(), Failure> {
 /// The stream that is meant: the only one, where nothing is said.
 async fn select(client: &mut Calls, args: &DumpArgs) -> Result<StreamSelector, Failure> {
     let status = client.status(StatusRequest { engine: args.engine.clone(), brief: false }).await;
-    let status = status.map_err(|status| refused(&args.plane.plane, &status))?.into_inner();
+    let status = status.map_err(|status| refused(args.plane.place(), &status))?.into_inner();
     let found = match &status.engines[..] {
         [only] => only,
         [] => return Err(anyhow!("the plane has no engines; add one with `kvplane engines add`").into()),
         several => {
             let names: Vec<&str> = several.iter().map(|engine| engine.id.as_str()).collect();
-            return Err(usage(anyhow!("name one of several engines with --engine: {}", names.join(", "))));
+            return Err(usage(anyhow!(
+                "there are several engines: choose one with --engine: {}",
+                names.join(", ")
+            )));
         }
     };
     let rank = rank(args.rank, found)?;
@@ -60,7 +63,7 @@ fn rank(named: Option<u32>, engine: &EngineStatus) -> Result<u32, Failure> {
         (Some(rank), _) => Ok(rank),
         (None, [only]) => Ok(only.rank),
         (None, ranks) => {
-            Err(usage(anyhow!("engine {} has {} ranks: name one with --rank", engine.id, ranks.len())))
+            Err(usage(anyhow!("engine {} has {} ranks: choose one with --rank", engine.id, ranks.len())))
         }
     }
 }

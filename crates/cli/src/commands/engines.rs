@@ -2,6 +2,7 @@
 
 use anyhow::{Context as _, anyhow};
 use http::Method;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::Value;
 
 use super::http_client::ask;
@@ -46,12 +47,12 @@ fn describe(id: &str, flag: &str) -> anyhow::Result<Value> {
     serde_json::to_value(engine).context("cannot describe the engine")
 }
 
-/// A part of a path: everything but letters, digits and a few marks as bytes.
+/// All that a segment of a path may not have as it is (RFC 3986, "unreserved").
+const RESERVED: AsciiSet = NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+
+/// A segment of a path.
 pub(super) fn escaped(id: &str) -> String {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
-    id.bytes()
-        .map(|byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") })
-        .collect()
+    utf8_percent_encode(id, &RESERVED).to_string()
 }
 
 /// One line per rank: an engine may have several, each with addresses of its own.

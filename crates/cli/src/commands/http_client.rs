@@ -25,7 +25,7 @@ use crate::args::KeyArgs;
 
 /// A plane that has not answered by then is not going to.
 const ANSWER_WITHIN: Duration = Duration::from_secs(30);
-const NO_TLS: &str = "what is there speaks no TLS, use http";
+const NO_TLS: &str = "the server does not use TLS: use http";
 
 /// Sends a request, with JSON if there is any, and returns the JSON of the answer (null if it is empty). What
 /// the plane refuses is a failure in its words.
@@ -60,7 +60,7 @@ pub(crate) fn refusal(server: &str, status: StatusCode, answer: &Value) -> Strin
     let error = &answer["error"];
     let message = error["message"]
         .as_str()
-        .map_or_else(|| format!("{server} answers {status} and no reason"), str::to_owned);
+        .map_or_else(|| format!("{server} answers {status} without a reason"), str::to_owned);
     let next = error["next"].as_str().map(|next| format!("; {next}")).unwrap_or_default();
     format!("{message}{next}")
 }
@@ -84,8 +84,7 @@ async fn answer_to_text(
     body: Option<String>,
 ) -> Result<(StatusCode, Value), Failure> {
     let base = if server.contains("://") { server.to_owned() } else { format!("http://{server}") };
-    let not_an_address =
-        || usage(anyhow!("--server {server:?} is not an address like http://127.0.0.1:8090"));
+    let not_an_address = || usage(anyhow!("invalid --server {server:?}: expected http://host:port"));
     let uri: Uri = format!("{}{path}", base.trim_end_matches('/')).parse().map_err(|_| not_an_address())?;
     let secure = match uri.scheme_str() {
         Some("http") => false,
@@ -194,7 +193,7 @@ async fn exchange(stream: Stream, request: Request<Full<Bytes>>) -> anyhow::Resu
         // A gRPC server answers with HTTP/2 frames.
         (Err(_), Err(cause)) | (Err(cause), Ok(())) if cause.is_parse() => Err(cause)
             .context("this is not an HTTP/1 address, perhaps a gRPC one: give the address of listen.http"),
-        (Err(_), Err(cause)) | (Err(cause), Ok(())) => Err(cause).context("the answer broke off"),
+        (Err(_), Err(cause)) | (Err(cause), Ok(())) => Err(cause).context("the answer ended early"),
     }
 }
 

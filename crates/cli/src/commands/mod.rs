@@ -7,7 +7,9 @@ pub(crate) mod discover;
 pub(crate) mod doctor;
 pub(crate) mod dump;
 pub(crate) mod engines;
+mod grpc_address;
 mod http_client;
+pub(crate) mod journal;
 mod key;
 pub(crate) mod operate;
 pub(crate) mod page;
@@ -45,6 +47,8 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use crate::args::PlaneArgs;
+
+use grpc_address::grpc_address;
 
 /// Why a command ended, and the exit code that says so: 1 failed, 2 wrong usage, 3 partly done.
 #[derive(Debug)]
@@ -130,15 +134,36 @@ pub(crate) fn refused(place: &str, status: &tonic::Status) -> Failure {
 
 /// A client of a running kvplane.
 pub(crate) async fn connect(args: &PlaneArgs) -> Result<Client, Failure> {
-    let client = Client::connect(&args.plane, args.key.client_options().map_err(usage)?).await;
-    client.map_err(|error| match error {
+    let options = args.server.key.client_options().map_err(usage)?;
+    let Some(plane) = &args.plane else {
+        let address = grpc_address(&args.server).await?;
+        let client = Client::connect(&address, options).await;
+        return client.map_err(|error| {
+            let server = without_userinfo(&args.server.server);
+            anyhow::anyhow!(
+                "{error}; {server} names this gRPC address: if it differs from here, give --plane"
+            )
+            .into()
+        });
+    };
+    let error = match Client::connect(plane, options).await {
+        Ok(client) => return Ok(client),
+        Err(error) => error,
+    };
+    Err(match error {
         ClientError::Address { .. } => usage(anyhow::anyhow!("--plane {error}")),
         ClientError::Refused { .. } => usage(anyhow::anyhow!("{error}")),
-        // An HTTP/1 server answers a call with a page.
-        _ if error.to_string().contains("404 Not Found") => usage(anyhow::anyhow!(
-            "--plane {}: this is an HTTP address and not a gRPC one: give the address of listen.grpc",
-            without_userinfo(&args.plane)
+        // How a call fails at an HTTP/1 server is a matter of timing: ask it in its own language.
+        _ if is_http(plane, args).await => usage(anyhow::anyhow!(
+            "--plane {}: this is an HTTP address and not a gRPC one: give it as --server, or listen.grpc as --plane",
+            without_userinfo(plane)
         )),
         _ => anyhow::anyhow!("{error}; is `kvplane serve` running? Give its gRPC address").into(),
     })
+}
+
+/// Whether a kvplane's HTTP listener is there.
+async fn is_http(address: &str, args: &PlaneArgs) -> bool {
+    let answer = http_client::answer(address, &args.server.key, http::Method::GET, "/readyz", None).await;
+    answer.is_ok_and(|(_, verdict)| verdict["ready"].is_boolean())
 }

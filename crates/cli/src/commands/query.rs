@@ -228,11 +228,11 @@ fn table(answer: &Value) -> String {
         .iter()
         .map(|best| format!("{}/{}", text(&best["engine"]), text(&best["rank"])))
         .collect();
-    let best = if best.is_empty() { "nobody".to_owned() } else { best.join(", ") };
+    let best = if best.is_empty() { "none".to_owned() } else { best.join(", ") };
     if let Some(tokens) = answer["tokenized"]["tokens"].as_u64() {
         let parity = text(&answer["tokenized"]["parity"]);
         notes +=
-            &format!("note: the text has {tokens} tokens; that engines compute the same ids is {parity}\n");
+            &format!("note: the text has {tokens} tokens; parity with the engines' tokenizer: {parity}\n");
     }
     format!("{}{notes}best: {best}; trust of the answer: {}\n", aligned(&rows), text(&answer["trust"]))
 }
@@ -360,7 +360,7 @@ mod tests {
             a                    0     2       32      -       32      exact  -\n  \
             main group         -     4       64      -       64      -      -\n  \
             group 1 (sliding)  -     2       32      -       32      -      -\n\
-            best: nobody; trust of the answer: exact\n";
+            best: none; trust of the answer: exact\n";
         assert_eq!(table(&answer), expected);
     }
 }

@@ -26,7 +26,7 @@ pub(crate) async fn run(args: QueryArgs) -> Result<(), Failure> {
     let endpoint = endpoint(server, &options).map_err(|error| usage(anyhow!("--server {error}")))?;
     let channel = endpoint.connect().await.map_err(|error| {
         let cause = std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
-        anyhow!("nobody who gives hints answers at {server}: {cause}; is it a gRPC address?")
+        anyhow!("no hint server answers at {server}: {cause}; is it a gRPC address?")
     })?;
     let mut client = InferenceCacheClient::with_interceptor(channel, options.bearer);
     let mut request = tonic::Request::new(request);

@@ -47,7 +47,8 @@ pub(crate) fn run(args: &RouteSimArgs) -> Result<(), Failure> {
         }
         let fleet =
             Fleet { engines: args.engines, capacity: args.capacity, seed: args.seed, ..Fleet::default() };
-        let assumes = format!("{} times as fast as recorded; no sessions in the trace", args.speed);
+        let assumes =
+            format!("{} times as fast as recorded; sessions are those that prompts show", args.speed);
         show(args, &workload, fleet, &assumes);
     }
     Ok(())
@@ -69,6 +70,8 @@ fn show(args: &RouteSimArgs, workload: &Workload, mut fleet: Fleet, assumes: &st
     let wanted = |contender: &Contender| match contender {
         Contender::Policy(policy) => args.policies.is_empty() || args.policies.contains(policy),
         Contender::EvenSession => args.policies.is_empty(),
+        // No policies: the judge of the laboratory has them.
+        Contender::Foresight | Contender::SharedCache => false,
     };
     let sessions = workload.requests.iter().any(|request| request.session.is_some());
     let contenders = Contender::all().into_iter().filter(wanted);

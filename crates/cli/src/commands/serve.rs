@@ -6,9 +6,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context as _, bail};
-use kvplane_access::{Access, Tls, TlsError, descriptor_limit};
-use kvplane_ingest::{Mood, Plane, PlaneOptions, Said, TokenFileError};
+use anyhow::{Context as _, anyhow, bail};
+use kvplane_access::{Access, Tls, TlsError, TlsRead, descriptor_limit};
+use kvplane_ingest::{Durable, DurableSpec, Mood, Plane, PlaneOptions, Said, TokenFileError};
 use kvplane_picker::{Rules, follow_file};
 use kvplane_server::{EngineConfigError, FleetError, GatewaySetup, PickerSetup, Reloaded};
 use tokio::net::TcpListener;
@@ -50,6 +50,11 @@ pub(crate) async fn run(args: ServeArgs) -> Result<(), Failure> {
     let gateway = config.gateway.plan(&access, &config.auth.names()).map_err(unusable)?;
     let read = config.clone();
     let prompts = aside(move || read.prompts()).await.map_err(unusable)?;
+    let certificates = [
+        ("listen.tls", tls.clone()),
+        ("picker.tls", picker.as_ref().and_then(|plan| plan.tls.clone())),
+        ("gateway.tls", gateway.as_ref().and_then(|plan| plan.tls.clone())),
+    ];
     let stop = stop_signal(None)?;
     let hangup = signal(SignalKind::hangup()).context("cannot listen for signals")?;
 
@@ -57,7 +62,11 @@ pub(crate) async fn run(args: ServeArgs) -> Result<(), Failure> {
     let http = bind("listen.http", config.listen.http).await?;
     let grpc = bind("listen.grpc", config.listen.grpc).await?;
     warn_of_strangers(&config, &access);
-    let options = PlaneOptions { peers, ..config.plane_options() };
+    let durable = match config.journal.durable() {
+        Some(spec) => Some(open_journal(spec).await?),
+        None => None,
+    };
+    let options = PlaneOptions { peers, durable, ..config.plane_options() };
     let served = config.server_options(access.clone(), tls.clone(), prompts);
     #[cfg(feature = "kubernetes")]
     let board = served.discovery.clone();
@@ -96,7 +105,7 @@ pub(crate) async fn run(args: ServeArgs) -> Result<(), Failure> {
         started: config,
         app: app.clone(),
         access,
-        tls,
+        tls: certificates.into_iter().filter_map(|(key, tls)| Some((key, tls?))).collect(),
         addresses,
         manager: manager.clone(),
     };
@@ -107,6 +116,17 @@ pub(crate) async fn run(args: ServeArgs) -> Result<(), Failure> {
     app.run(Box::pin(service.run(http, grpc, stop.clone())), &stop, Some(&manager)).await
 }
 
+/// Opens the durable journal and reads what streams remember.
+async fn open_journal(spec: DurableSpec) -> anyhow::Result<Arc<Durable>> {
+    let named = format!("journal.dir: {}", spec.dir.display());
+    let opened = tokio::task::spawn_blocking(move || Durable::open(&spec)).await.context("journal.dir")?;
+    let opened = opened.map_err(|error| match error.kind() {
+        std::io::ErrorKind::ResourceBusy => anyhow!("another kvplane has it"),
+        _ => anyhow::Error::new(error),
+    });
+    opened.map(Arc::new).context(named)
+}
+
 /// Opens the picker's listeners.
 async fn bind_picker(
     plan: PickerPlan,
@@ -114,11 +134,11 @@ async fn bind_picker(
     stop: CancellationToken,
 ) -> anyhow::Result<PickerSetup> {
     #[cfg(feature = "kubernetes")]
-    let pool = plan.pool.clone();
-    let PickerPlan { listen, health, tls, options, endpoints, endpoints_file, pool: _ } = plan;
+    let watched = plan.watched.clone();
+    let PickerPlan { listen, health, tls, options, endpoints, endpoints_file, watched: _ } = plan;
     let rules = match endpoints_file {
         #[cfg(feature = "kubernetes")]
-        None if pool.is_some() => serve_kubernetes::follow_pool_of(pool, endpoints, &stop)?,
+        None if watched.is_some() => serve_kubernetes::follow_pool_of(watched, endpoints, &stop)?,
         Some(path) => {
             let named = || format!("picker.endpoints_file: {}", path.display());
             follow_file(endpoints, path.clone(), stop).await.with_context(named)?
@@ -213,7 +233,8 @@ struct Running {
     started: Config,
     app: App,
     access: Arc<Access>,
-    tls: Option<Arc<Tls>>,
+    /// Of every listener that has some, with its key.
+    tls: Vec<(&'static str, Arc<Tls>)>,
     addresses: Addresses,
     manager: Arc<Manager>,
 }
@@ -303,14 +324,21 @@ impl Running {
         if auth_changed {
             applied.push("auth");
         }
-        if let Some(tls) = self.tls.clone() {
-            let read = tls.clone();
-            tls.replace(aside(move || read.read_again().context("listen.tls")).await?);
+        if !self.tls.is_empty() {
+            let files = self.tls.clone();
+            let again = move || files.iter().map(|(key, tls)| tls.read_again().context(*key)).collect();
+            // All of them are read before one is replaced.
+            let read: Vec<TlsRead> = aside(again).await?;
+            for ((_, tls), read) in self.tls.iter().zip(read) {
+                tls.replace(read);
+            }
             applied.push("certificates");
         }
         // A file that is just being written looks like this, too.
         if config.engine.is_empty() && !self.started.engine.is_empty() {
-            bail!("no engine is configured any more; `kvplane engines remove` removes the last one");
+            bail!(
+                "the new configuration has no engines: keeping the old one; `kvplane engines remove` removes the last engine"
+            );
         }
         let restart = config.differs_in(&self.started)?;
         // Engines and reports are both read before either is applied.

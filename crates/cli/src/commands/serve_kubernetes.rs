@@ -5,7 +5,9 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use futures::future::BoxFuture;
 use kvplane_inference::{Endpoint, Pool};
-use kvplane_kubernetes::watch::{Fleet as Found, PAUSE, PoolSource, PoolState, Source, follow_pool, run};
+use kvplane_kubernetes::watch::{
+    Fleet as Found, Pace, PoolSelect, PoolSource, PoolState, Source, follow_pool, run,
+};
 use kvplane_kubernetes::{Board, Wanted};
 use kvplane_picker::{Rewrite, Rewrites, Rules, Target};
 use kvplane_server::Fleet;
@@ -14,7 +16,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use crate::config::{PoolConfig, way};
+use crate::config::{Watched, way};
 
 /// The fleet, as one source changes it.
 struct OfSource {
@@ -39,13 +41,19 @@ pub(crate) fn discover(sources: Vec<Source>, board: &Board, fleet: &Fleet, stop:
 
 /// The rules of a picker whose pool is in the cluster.
 pub(crate) fn follow_pool_of(
-    pool: Option<PoolConfig>,
+    watched: Option<Watched>,
     fixed: Vec<Endpoint>,
     stop: &CancellationToken,
 ) -> anyhow::Result<watch::Receiver<Arc<Rules>>> {
-    let Some(PoolConfig { name, namespace }) = pool else { return Ok(watch::channel(Rules::of(fixed)).1) };
+    let (namespace, select) = match watched {
+        None => return Ok(watch::channel(Rules::of(fixed)).1),
+        Some(Watched::Pool(pool)) => (pool.namespace, PoolSelect::Named(pool.name)),
+        Some(Watched::Pods(pods)) => {
+            (pods.namespace, PoolSelect::Labels { selector: pods.selector, ports: pods.ports })
+        }
+    };
     let way = way(None, None).context("picker.pool")?;
-    Ok(follow(PoolSource { way, namespace: Some(namespace), name, pause: PAUSE }, fixed, stop))
+    Ok(follow(PoolSource { way, namespace: Some(namespace), select, pace: Pace::default() }, fixed, stop))
 }
 
 /// A picker's rules, as the cluster has them. Endpoints that are configured stay besides.

@@ -7,8 +7,8 @@ use kvplane_core::EngineKind;
 use kvplane_sim::fault::FaultRequest;
 use kvplane_sim::load::{LoadConfig, Turn, Workload};
 use kvplane_sim::{
-    Conduct, HashForm, HostEvents, HostOptions, SglangOptions, SimConfig, SimEngine, SimError, VllmOptions,
-    Without,
+    Conduct, HashForm, HostEvents, HostOptions, Pace, SglangOptions, SimConfig, SimEngine, SimError,
+    VllmOptions, Without,
 };
 use kvplane_socket::Endpoint;
 use kvplane_wire::encode::Profile;
@@ -153,8 +153,21 @@ fn config(args: &SimArgs, profile: Profile) -> anyhow::Result<SimConfig> {
         grpc: args.grpc,
         faults,
         conduct,
+        pace: pace(args)?,
         ..SimConfig::default()
     })
+}
+
+/// How fast it is, and how much it takes.
+fn pace(args: &SimArgs) -> anyhow::Result<Pace> {
+    let prefill = args.prefill_rate.unwrap_or(0.0);
+    if !(prefill.is_finite() && prefill >= 0.0) {
+        bail!("--prefill-rate {prefill}: is not a number of tokens in a second: 0 or more");
+    }
+    let milliseconds = args.token_ms.unwrap_or(0.0);
+    let token = Duration::try_from_secs_f64(milliseconds / 1e3)
+        .map_err(|_| anyhow!("--token-ms {milliseconds}: is not a number of milliseconds: 0 or more"))?;
+    Ok(Pace { prefill, token, max_requests: args.max_requests })
 }
 
 /// Options that other engines have too are theirs then; the rest is refused by them.

@@ -24,7 +24,7 @@ pub(crate) async fn run(args: TailArgs) -> Result<(), Failure> {
     let request =
         SubscribeRequest { streams: selectors.collect(), start: start.into(), ..Default::default() };
     let subscription =
-        client.subscribe(request).await.map_err(|status| refused(&args.plane.plane, &status))?;
+        client.subscribe(request).await.map_err(|status| refused(args.plane.place(), &status))?;
     let mut messages = subscription.into_inner();
     let mut printer = Printer::new(args.output == Output::Json, args.tokens);
     loop {

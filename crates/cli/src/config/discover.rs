@@ -14,26 +14,27 @@ use serde::{Deserialize, Serialize};
 pub(crate) struct DiscoverConfig {
     /// What is looked at: `kubernetes`.
     pub(crate) kind: DiscoverKind,
-    /// The namespace of the pods; that of kvplane's own pod, or of the kubeconfig's context, when absent. Several namespaces are several
-    /// entries.
+    /// The namespace of the pods; that of kvplane's own pod, or of the kubeconfig's context, when absent.
+    /// Several namespaces are several entries.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) namespace: Option<String>,
-    /// Labels of pods that are engines: `app=vllm,tier!=test`. Of slices, for example `kubernetes.io/service-name=vllm`.
+    /// Labels of pods that are engines: `app=vllm,tier!=test`. Of slices, for example
+    /// `kubernetes.io/service-name=vllm`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) selector: Option<String>,
     /// Instead of `selector`: the `InferencePool` whose pods are engines.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) inference_pool: Option<String>,
-    /// `pods`, or `endpointslices` where kvplane may not read pods: then only names of ports, labels of the Service and the keys here
-    /// say what an engine is.
+    /// `pods`, or `endpointslices` where kvplane may not read pods: then only names of ports, labels of the
+    /// Service and the keys here say what an engine is.
     #[serde(default)]
     pub(crate) source: DiscoverSource,
     /// The engines' software where a pod does not say: `vllm` when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "kind_or_none")]
     pub(crate) engine_kind: Option<EngineKind>,
-    /// Their model where a pod does not say: its name, `label:KEY`, `annotation:KEY` or `namespace`. Engines are asked at `/v1/models` when
-    /// absent.
+    /// Their model where a pod does not say: its name, `label:KEY`, `annotation:KEY` or `namespace`. Engines
+    /// are asked at `/v1/models` when absent.
     #[serde(default)]
     pub(crate) model: String,
     /// The port of their HTTP servers where a pod does not say.
@@ -82,7 +83,7 @@ mod kubernetes {
 
     use anyhow::{Context as _, bail, ensure};
     use kvplane_core::EngineKind;
-    use kvplane_kubernetes::watch::{PAUSE, Select, Source, Way};
+    use kvplane_kubernetes::watch::{Pace, Select, Source, Way};
     use kvplane_kubernetes::{ModelRule, Settings};
 
     use super::{DiscoverConfig, DiscoverSource};
@@ -148,7 +149,7 @@ mod kubernetes {
                 select,
                 slices,
                 linger_ms: kvplane_kubernetes::LINGER_MS,
-                pause: PAUSE,
+                pace: Pace::default(),
                 settings: Settings {
                     kind: self.engine_kind,
                     model: ModelRule::parse(&self.model),

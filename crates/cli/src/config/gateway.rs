@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, bail, ensure};
 use kvplane_access::{Access, Port, Tls, TlsFiles};
-use kvplane_gateway::{Forward, Limits, Options};
+use kvplane_gateway::{BOOTSTRAP_PORT, Forward, Limits, Options, TraceOptions};
+use kvplane_inference::Role;
 use kvplane_server::GatewayEndpoint;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -23,7 +24,8 @@ pub(crate) struct GatewayConfig {
     /// TLS there; without it the gateway speaks plain HTTP.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) tls: Option<TlsFiles>,
-    /// Addresses of engines that have several: one for each rank. An engine that is not named here is reached at its `http`.
+    /// Addresses of engines that have several: one for each rank. An engine that is not named here is reached
+    /// at its `http`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) endpoint: Vec<GatewayEndpointConfig>,
     /// What callers may do, by the names of their keys in `[auth]`. A key that is not named here has no limit.
@@ -32,11 +34,11 @@ pub(crate) struct GatewayConfig {
     /// The policy to decide by, as in `/v1/pick` [default: work].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) policy: Option<String>,
-    /// Sends engines token ids in the place of text: never (`text`), wherever a prompt has ids (`ids`), or where engines were seen to
-    /// compute the same ids and to take them (`auto`).
+    /// Sends engines token ids in the place of text: never (`text`), wherever a prompt has ids (`ids`), or
+    /// where engines were seen to compute the same ids and to take them (`auto`).
     pub(crate) forward: ForwardName,
-    /// How long a prompt may take to become ids, and a millisecond more for every 4 KiB of it. Then the load decides, and the receipt
-    /// says so.
+    /// How long a prompt may take to become ids, and a millisecond more for every 4 KiB of it. Then the load
+    /// decides, and the receipt says so.
     pub(crate) tokenize_timeout: Span,
     /// The longest body of a request; a longer one is answered with 413.
     pub(crate) max_body: ByteSize,
@@ -55,10 +57,12 @@ pub(crate) struct GatewayConfig {
     pub(crate) first_byte_timeout: Option<Span>,
     /// The longest silence within an answer.
     pub(crate) idle_timeout: Span,
-    /// Engines that a request is sent to, one after the other, before the client is told that it failed.
+    /// Engines that a request is sent to, one after the other, before the client gets the error.
     pub(crate) attempts: u32,
     /// Retries, as a share of the requests.
     pub(crate) retry_budget: f64,
+    /// Uncached tokens from which on a prompt is prefilled elsewhere, where its engine has the role `decode`; 0: never.
+    pub(crate) prefill_from: u64,
     /// Failed requests in a row after which an engine is left alone for a while.
     pub(crate) breaker_failures: u32,
     /// For how long, the first time. Each further time doubles it.
@@ -69,6 +73,12 @@ pub(crate) struct GatewayConfig {
     pub(crate) probe_every: Span,
     /// Writes a log line for each request, without any text of it.
     pub(crate) access_log: bool,
+    /// Where traces go: a collector of `OpenTelemetry`, `http://host:port`, that takes OTLP over HTTP
+    /// [default: nowhere].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) traces: Option<String>,
+    /// The share of requests that are traced, of those without a `traceparent` that says so.
+    pub(crate) trace_sample: f64,
 }
 
 impl Default for GatewayConfig {
@@ -92,11 +102,14 @@ impl Default for GatewayConfig {
             idle_timeout: Span(options.idle_timeout),
             attempts: options.attempts,
             retry_budget: options.retry_budget,
+            prefill_from: options.prefill_from,
             breaker_failures: options.health.failures,
             breaker_open: Span(options.health.open),
             breaker_open_max: Span(options.health.open_max),
             probe_every: Span(options.probe_every),
             access_log: options.access_log,
+            traces: None,
+            trace_sample: 1.0,
         }
     }
 }
@@ -110,9 +123,27 @@ pub(crate) struct GatewayEndpointConfig {
     /// Where it listens: an IP address and a port [default: the engine's `http`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) address: Option<SocketAddr>,
-    /// The rank behind it; absent: all ranks of the engine, told apart by `X-data-parallel-rank`.
+    /// The rank behind it; absent: all ranks of the engine, selected by `X-data-parallel-rank`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) rank: Option<u32>,
+    /// What it does with prompts. Those that decode are sent requests, and those that prefill the prompts of these.
+    #[serde(default)]
+    pub(crate) role: GatewayRole,
+    /// `SGLang` that prefills: its `--disaggregation-bootstrap-port` [default: 8998].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) bootstrap_port: Option<u16>,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum GatewayRole {
+    /// Prefill and decode.
+    #[default]
+    Both,
+    /// Prefill for others.
+    Prefill,
+    /// Decode what others prefilled.
+    Decode,
 }
 
 /// What one caller may do.
@@ -173,6 +204,17 @@ impl GatewayConfig {
                 .parse::<kvplane_route::Policy>()
                 .map_err(|error| anyhow::anyhow!("gateway.policy: {error}"))?;
         }
+        ensure!(
+            (0.0..=1.0).contains(&self.trace_sample),
+            "gateway.trace_sample: must be a share of the requests, 0.0 to 1.0"
+        );
+        if let Some(traces) = &self.traces {
+            let host = traces.strip_prefix("http://").or_else(|| traces.strip_prefix("https://"));
+            ensure!(
+                host.is_some_and(|host| !host.is_empty() && !host.contains('/')),
+                "gateway.traces: {traces:?} is not http://host:port"
+            );
+        }
         let mut addresses = HashSet::new();
         for (at, endpoint) in self.endpoint.iter().enumerate() {
             if let Some(address) = endpoint.address {
@@ -186,6 +228,10 @@ impl GatewayConfig {
             options: self.options(names)?,
             endpoints: self.endpoint.iter().map(GatewayEndpointConfig::endpoint).collect(),
         }))
+    }
+
+    fn traces(&self) -> Option<TraceOptions> {
+        Some(TraceOptions { endpoint: self.traces.clone()?, sample: self.trace_sample })
     }
 
     fn options(&self, names: &[&str]) -> anyhow::Result<Options> {
@@ -223,9 +269,11 @@ impl GatewayConfig {
             idle_timeout: self.idle_timeout.0,
             attempts: self.attempts,
             retry_budget: self.retry_budget,
+            prefill_from: self.prefill_from,
             probe_every: self.probe_every.0,
             callers,
             access_log: self.access_log,
+            traces: self.traces(),
             ..Options::default()
         };
         options.health.failures = self.breaker_failures;
@@ -237,7 +285,17 @@ impl GatewayConfig {
 
 impl GatewayEndpointConfig {
     fn endpoint(&self) -> GatewayEndpoint {
-        GatewayEndpoint { engine: self.engine.clone(), address: self.address, rank: self.rank }
+        GatewayEndpoint {
+            address: self.address,
+            rank: self.rank,
+            role: match self.role {
+                GatewayRole::Both => Role::Both,
+                GatewayRole::Prefill => Role::Prefill,
+                GatewayRole::Decode => Role::Decode,
+            },
+            bootstrap_port: self.bootstrap_port.unwrap_or(BOOTSTRAP_PORT),
+            ..GatewayEndpoint::whole(self.engine.clone())
+        }
     }
 }
 
@@ -279,6 +337,8 @@ mod tests {
             ("retry_budget = 1.5", "gateway.retry_budget"),
             ("attempts = 0", "gateway.attempts"),
             ("policy = \"best\"", "gateway.policy"),
+            ("trace_sample = 2.0", "gateway.trace_sample"),
+            ("traces = \"localhost:4318\"", "gateway.traces"),
             ("[[caller]]\nname = \"nobody\"", "gateway.caller[0].name"),
             ("[[caller]]\nname = \"team-a\"\n[[caller]]\nname = \"team-a\"", "used twice"),
             ("[[caller]]\nname = \"team-a\"\ntenant = \"\"", "gateway.caller[0].tenant"),

@@ -23,7 +23,7 @@ pub(crate) struct HintsConfig {
     /// Prefixes that replicas report, once per replica; beyond that `eviction` says which go.
     pub(crate) max_entries: usize,
     /// Who may report where there are no keys: `loopback` is callers on this machine, `anyone` everybody who
-    /// reaches the port, which beyond loopback also needs `--insecure`. Whoever reports can clear any
+    /// reaches the port, which beyond loopback also needs `--insecure`. Any reporter can clear any
     /// replica. With keys it says nothing: the role `report` decides.
     pub(crate) accept_reports: AcceptReportsName,
     /// What was not reported again for so long is forgotten. Engines that are heard here say themselves what

@@ -329,7 +329,22 @@ mod tests {
 
     #[test]
     fn engines_are_checked_before_anything_is_contacted() {
-        let cases: [(&[&str], &str); 12] = [
+        let cases: [(&[&str], &str); 13] = [
+            (
+                &[
+                    "--set",
+                    "engine.0.id=a",
+                    "--set",
+                    "engine.0.kind=vllm",
+                    "--set",
+                    "engine.0.events=tcp://a:1",
+                    "--set",
+                    "engine.0.republish.events=tcp://127.0.0.1:7000",
+                    "--set",
+                    "journal.tokens=drop",
+                ],
+                "republish: needs tokens",
+            ),
             (&["--engine", "vllm=tcp://a:1,id=x", "--engine", "vllm=tcp://a:2,id=x"], "used twice"),
             (&["--engine", "vllm=a:1"], "is not an address"),
             (&["--engine", "vllm=tcp://a:1,replay=b"], "is not an address"),

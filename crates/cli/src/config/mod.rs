@@ -11,16 +11,18 @@ mod model;
 mod picker;
 mod report;
 mod schema;
+mod sync;
 mod units;
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, bail, ensure};
 use kvplane_access::{Access, Keys, Networks, Port, Tls, TlsFiles};
 use kvplane_core::Trust;
-use kvplane_ingest::{PeerOptions, PlaneOptions};
+use kvplane_ingest::{DurableOptions, DurableSpec, PeerOptions, PlaneOptions};
 use kvplane_prompt::Prompts;
 use kvplane_report::ReportSpec;
 use kvplane_server::{EngineConfig, EnginePlan, MetricsDetail};
@@ -41,10 +43,11 @@ use model::ModelConfig;
 use picker::PickerConfig;
 pub(crate) use picker::PickerPlan;
 #[cfg(feature = "kubernetes")]
-pub(crate) use picker::PoolConfig;
+pub(crate) use picker::Watched;
 use report::ReportConfig;
 pub(crate) use report::{CacheTierName, check_times};
 pub(crate) use schema::schema;
+use sync::SyncRule;
 use units::ByteSize;
 pub(crate) use units::Span;
 
@@ -84,11 +87,11 @@ pub(crate) struct Config {
     pub(crate) discover: Vec<DiscoverConfig>,
     /// Models whose prompts may be given as text.
     pub(crate) model: Vec<ModelConfig>,
-    /// What is told to inference-cache servers elsewhere.
+    /// What is reported to inference-cache servers elsewhere.
     pub(crate) report: Vec<ReportConfig>,
 }
 
-/// Where kvplane listens. Loopback unless told otherwise.
+/// Where kvplane listens. Loopback by default.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct Listen {
@@ -129,18 +132,56 @@ pub(crate) struct Journal {
     /// What a gap does that cannot be filled: `drop` drops what the stream held and goes on as `lower`,
     /// `gap`; `keep` keeps it, and is `unsound`, `gap_kept`.
     pub(crate) on_gap: OnGapName,
+    /// Directory of the durable journal: a restarted kvplane goes on where it was, and no consumer is reset. It holds
+    /// prompts as token ids. Absent: a restart begins anew.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) dir: Option<PathBuf>,
+    /// How often the durable journal is forced onto the disk: a duration, `always` (before anybody is told), or `off`
+    /// (when the system sees fit). It matters where the machine loses its power, and not where kvplane is killed.
+    pub(crate) sync: SyncRule,
+    /// Bytes that the durable journal may take. Beyond that it is off until the next start.
+    pub(crate) max_disk: ByteSize,
+    /// Tokens of blocks: `keep` keeps them for subscribers; `drop` compares blocks by the hash of their
+    /// content, and answers questions from less memory. SMG's subscriptions, `republish` and `report` need
+    /// them.
+    pub(crate) tokens: TokensName,
 }
 
 impl Default for Journal {
     fn default() -> Self {
-        let options = PlaneOptions::default();
+        let (options, kept) = (PlaneOptions::default(), DurableOptions::default());
         Self {
             max_batches: options.max_batches,
             max_bytes: ByteSize(options.max_bytes),
             max_state_bytes: ByteSize(options.state.max_bytes),
             on_gap: OnGapName::Drop,
+            dir: None,
+            sync: SyncRule(kept.sync),
+            max_disk: ByteSize(usize::try_from(kept.max_disk).unwrap_or(usize::MAX)),
+            tokens: TokensName::Keep,
         }
     }
+}
+
+impl Journal {
+    /// The durable journal, where there is to be one.
+    pub(crate) fn durable(&self) -> Option<DurableSpec> {
+        let options = DurableOptions {
+            sync: self.sync.0,
+            max_disk: self.max_disk.0 as u64,
+            ..DurableOptions::default()
+        };
+        self.dir.clone().map(|dir| DurableSpec { dir, options })
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum TokensName {
+    /// For everybody who may ask for them.
+    Keep,
+    /// They are gone once the content of their block is known.
+    Drop,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -210,8 +251,8 @@ impl Default for IndexConfig {
 pub(crate) struct QueryConfig {
     /// The longest prompt that may be asked for; also bounds the size of a request.
     pub(crate) max_tokens: usize,
-    /// How long the text of a decision (`/v1/pick`) may take to become token ids, before a millisecond for every 4 KiB of it. A text that
-    /// takes longer is routed by load: `why` is `no_tokens`.
+    /// How long the text of a decision (`/v1/pick`) may take to become token ids, before a millisecond for
+    /// every 4 KiB of it. A text that takes longer is routed by load: `why` is `no_tokens`.
     pub(crate) tokenize_timeout: Span,
 }
 
@@ -294,6 +335,11 @@ impl Config {
                     engine.id
                 );
             }
+            ensure!(
+                engine.republish.is_none() || self.keeps_tokens(),
+                "engine[{at}] ({:?}): republish: needs tokens, and journal.tokens is \"drop\"",
+                engine.id
+            );
             plans.push(plan);
         }
         Ok(plans)
@@ -332,6 +378,10 @@ impl Config {
 
     /// What is reported to others. Finds every mistake that can be found without touching the network.
     pub(crate) fn reports(&self) -> anyhow::Result<Vec<ReportSpec>> {
+        ensure!(
+            self.report.is_empty() || self.keeps_tokens(),
+            "report: tells of blocks by their tokens, and journal.tokens is \"drop\""
+        );
         let reports = self.report.iter().enumerate();
         let reports = reports.map(|(at, report)| report.spec().with_context(|| format!("report[{at}]")));
         let reports: Vec<ReportSpec> = reports.collect::<anyhow::Result<_>>()?;
@@ -362,11 +412,19 @@ impl Config {
         Ok(keys)
     }
 
+    fn keeps_tokens(&self) -> bool {
+        self.journal.tokens == TokensName::Keep
+    }
+
     pub(crate) fn plane_options(&self) -> PlaneOptions {
         PlaneOptions {
             max_batches: self.journal.max_batches.max(1),
             max_bytes: self.journal.max_bytes.0,
-            state: Limits { max_bytes: self.journal.max_state_bytes.0, ..Limits::default() },
+            state: Limits {
+                max_bytes: self.journal.max_state_bytes.0,
+                keep_tokens: self.keeps_tokens(),
+                ..Limits::default()
+            },
             index: kvplane_index::Options {
                 max_bytes: self.index.max_bytes.0,
                 max_waiting: self.index.max_waiting,
@@ -382,6 +440,7 @@ impl Config {
             max_engines: self.members.max_engines,
             discover_every: self.follow.discover_every.0,
             peers: PeerOptions::default(),
+            durable: None,
         }
     }
 

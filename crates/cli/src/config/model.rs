@@ -14,7 +14,7 @@ pub(crate) struct ModelConfig {
     /// The engines' `model`.
     pub(crate) name: String,
     /// A directory with `tokenizer.json`, that file, or a model's directory in a Hugging Face cache
-    /// (`models--org--name`).
+    /// (`models--org--name`). `engine` asks the model's engines for the ids of each text (`/render`, else `/tokenize`).
     pub(crate) tokenizer: PathBuf,
     /// A chat template instead of the directory's: what engines were started with as `--chat-template`.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -46,9 +46,12 @@ pub(crate) struct PickerConfig {
     /// says what was ignored.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) llm_d_config: Option<PathBuf>,
-    /// The `InferencePool` to watch. Not supported yet.
+    /// The `InferencePool` to watch: its pods, objectives and rewrites.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) pool: Option<PoolConfig>,
+    /// Pods to watch where there is no `InferencePool`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) pods: Option<PodsConfig>,
     /// Endpoints behind the first that a gateway may try: only for a load balancing policy that takes a list
     /// (`override_host`) [default: 0].
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -105,6 +108,7 @@ impl Default for PickerConfig {
             endpoints_file: None,
             llm_d_config: None,
             pool: None,
+            pods: None,
             fallbacks: None,
             scores: false,
             policy: None,
@@ -132,7 +136,7 @@ pub(crate) struct EndpointConfig {
     /// The engine behind it; absent: the one whose `http` is this address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) engine: Option<String>,
-    /// The rank behind it; absent: all ranks of the engine, told apart by `X-data-parallel-rank`.
+    /// The rank behind it; absent: all ranks of the engine, selected by `X-data-parallel-rank`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) rank: Option<u32>,
     /// What it does.
@@ -176,6 +180,35 @@ pub(crate) struct PoolConfig {
     pub(crate) namespace: String,
 }
 
+/// Pods, as an `InferencePool` would select them.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct PodsConfig {
+    /// Their labels: `app=vllm,tier!=test`.
+    pub(crate) selector: String,
+    /// Where they listen: a port for each rank.
+    pub(crate) ports: Vec<u16>,
+    /// Their namespace.
+    #[serde(default = "default_namespace")]
+    pub(crate) namespace: String,
+}
+
+/// What is watched in a cluster.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Watched {
+    Pool(PoolConfig),
+    Pods(PodsConfig),
+}
+
+impl std::fmt::Display for Watched {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Pool(one) => write!(f, "InferencePool {}/{}", one.namespace, one.name),
+            Self::Pods(one) => write!(f, "pods {} in {}", one.selector, one.namespace),
+        }
+    }
+}
+
 fn default_namespace() -> String {
     "default".to_owned()
 }
@@ -190,25 +223,14 @@ pub(crate) struct PickerPlan {
     pub(crate) endpoints: Vec<Endpoint>,
     pub(crate) endpoints_file: Option<PathBuf>,
     /// Watched where the build can.
-    pub(crate) pool: Option<PoolConfig>,
+    pub(crate) watched: Option<Watched>,
 }
 
 impl PickerConfig {
     /// Checks it, and reads the files that it names but for the endpoints. `None`: there is no picker.
     pub(crate) fn plan(&self, access: &Access) -> anyhow::Result<Option<PickerPlan>> {
         let Some(listen) = self.listen else { return Ok(None) };
-        if let Some(PoolConfig { name, namespace }) =
-            self.pool.as_ref().filter(|_| !cfg!(feature = "kubernetes"))
-        {
-            bail!(
-                "picker.pool: InferencePool {namespace}/{name} cannot be watched by this build (feature kubernetes): name the \
-                 endpoints in [[picker.endpoint]], or in a file with picker.endpoints_file"
-            );
-        }
-        ensure!(
-            self.pool.is_none() || self.endpoints_file.is_none(),
-            "picker.pool: and picker.endpoints_file exclude each other: leave one out"
-        );
+        let watched = self.watched()?;
         for (key, address) in [("listen", Some(listen)), ("health", self.health)] {
             let closed = address.is_none_or(|address| address.ip().to_canonical().is_loopback());
             ensure!(
@@ -218,7 +240,7 @@ impl PickerConfig {
             );
         }
         ensure!(
-            !self.endpoint.is_empty() || self.endpoints_file.is_some() || self.pool.is_some(),
+            !self.endpoint.is_empty() || self.endpoints_file.is_some() || watched.is_some(),
             "picker: there is no endpoint: name some in [[picker.endpoint]], in a file with picker.endpoints_file, or an \
              InferencePool in picker.pool"
         );
@@ -249,8 +271,39 @@ impl PickerConfig {
             options,
             endpoints: self.endpoints(),
             endpoints_file: self.endpoints_file.clone(),
-            pool: self.pool.clone(),
+            watched,
         }))
+    }
+
+    fn watched(&self) -> anyhow::Result<Option<Watched>> {
+        let watched = match (&self.pool, &self.pods) {
+            (Some(_), Some(_)) => bail!("picker.pods: and picker.pool exclude each other: leave one out"),
+            (None, None) => return Ok(None),
+            (Some(pool), None) => Watched::Pool(pool.clone()),
+            (None, Some(pods)) => {
+                ensure!(
+                    !pods.selector.trim().is_empty(),
+                    "picker.pods.selector: is empty: name the pods' labels"
+                );
+                let ports = &pods.ports;
+                // As many as an InferencePool may have.
+                ensure!(
+                    (1..=8).contains(&ports.len()) && !ports.contains(&0),
+                    "picker.pods.ports: must be one to eight ports, one for each rank"
+                );
+                Watched::Pods(pods.clone())
+            }
+        };
+        ensure!(
+            cfg!(feature = "kubernetes"),
+            "picker.pool: {watched} cannot be watched by this build (feature kubernetes): name the endpoints in \
+             [[picker.endpoint]], or in a file with picker.endpoints_file"
+        );
+        ensure!(
+            self.endpoints_file.is_none(),
+            "picker.pool: and picker.endpoints_file exclude each other: leave one out"
+        );
+        Ok(Some(watched))
     }
 
     /// The endpoints that are configured one by one.
@@ -357,6 +410,16 @@ mod tests {
                 "picker.rewrite",
             ),
             (format!("listen = \"127.0.0.1:0\"\npolicy = \"best\"\n{endpoint}"), "picker.policy"),
+            ("listen = \"127.0.0.1:0\"\npods = {selector = \"a=b\", ports = []}".to_owned(), "one to eight"),
+            (
+                "listen = \"127.0.0.1:0\"\npods = {selector = \" \", ports = [1]}".to_owned(),
+                "picker.pods.selector",
+            ),
+            (
+                "listen = \"127.0.0.1:0\"\npool = {name = \"p\"}\npods = {selector = \"a=b\", ports = [1]}"
+                    .to_owned(),
+                "exclude each other",
+            ),
             (format!("listen = \"127.0.0.1:0\"\nllm_d_config = \"/nowhere\"\n{endpoint}"), "/nowhere"),
         ] {
             let error = plan(&text).unwrap_err();

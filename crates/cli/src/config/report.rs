@@ -61,16 +61,16 @@ pub(crate) struct ReportConfig {
     /// How long to batch changes.
     #[serde(default = "window")]
     pub(crate) window: Span,
-    /// So many adds are told before the window is over.
+    /// Number of adds that are reported before the window is over.
     #[serde(default = "max_batch")]
     pub(crate) max_batch: usize,
     /// How long a call may take.
     #[serde(default = "deadline")]
     pub(crate) deadline: Span,
-    /// Every block is told again so often.
+    /// How often every block is reported again.
     #[serde(default = "refresh")]
     pub(crate) refresh: Span,
-    /// After this the server forgets what it is not told again.
+    /// After this the server forgets what is not reported again.
     #[serde(default = "ttl")]
     pub(crate) ttl: Span,
     /// Evictions under way at a time.
@@ -82,7 +82,7 @@ pub(crate) struct ReportConfig {
     /// Bytes of an engine's cache; without it nothing is said of memory.
     #[serde(default = "cache_size")]
     pub(crate) cache_size: ByteSize,
-    /// So many requests are as busy as an engine gets.
+    /// Requests at which an engine counts as fully busy.
     #[serde(default = "max_requests")]
     pub(crate) max_requests: u32,
     /// Which number says how full a cache is.
@@ -239,11 +239,11 @@ pub(super) fn check_distinct(reports: &[ReportSpec], engines: &[EngineConfig]) -
     // names. The one without a name stands for all that nobody names.
     let named = reports.iter().flat_map(|report| report.engines.iter().flatten()).map(String::as_str);
     let unknown = named.filter(|name| engines.iter().all(|engine| engine.id != **name)).chain([""]);
-    let mut told = HashMap::new();
+    let mut known = HashMap::new();
     for (engine, model, tenant) in configured.chain(unknown.map(|id| (id, "", Some("")))) {
         for (at, report) in reports.iter().enumerate() {
             let Some(replica) = report.replica_name(engine, model, tenant) else { continue };
-            match told.entry(replica) {
+            match known.entry(replica) {
                 Entry::Vacant(free) => drop(free.insert(at)),
                 // `engines` may have a name twice.
                 Entry::Occupied(first) if *first.get() == at => {}
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn a_replica_is_told_by_one_report() {
+    fn a_replica_is_reported_by_one_report() {
         let engine = r#"{"id": "a", "kind": "vllm", "model": "m", "events": "tcp://h:1", "tenant": "t"}"#;
         let engines: [EngineConfig; 1] = [serde_json::from_str(engine).unwrap()];
         let distinct = |one: &str, other: &str| {

@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_told_from_text() {
+    fn numbers_are_distinguished_from_text() {
         for key in [
             "max_batches",
             "ranks",

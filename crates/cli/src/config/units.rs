@@ -1,4 +1,7 @@
 //! Sizes and durations as people write them.
+//!
+//! Sizes are not `bytesize`'s: that takes `64MB` for 64,000,000 bytes and what is too large for the largest number, and
+//! writes `64.0 MiB`. Here a size has one meaning, and reads back as it was written.
 
 use std::fmt;
 use std::str::FromStr;

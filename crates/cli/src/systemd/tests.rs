@@ -39,7 +39,7 @@ fn say_ready(manager: &Manager, status: &str) {
 }
 
 #[test]
-fn that_it_is_ready_is_told_again_while_the_socket_is_full() {
+fn that_it_is_ready_is_reported_again_while_the_socket_is_full() {
     let (socket, name) = listen("full");
     let manager = manager(&name, None, None).unwrap();
     while manager.send("FILLED=1").is_ok() {}
@@ -51,16 +51,16 @@ fn that_it_is_ready_is_told_again_while_the_socket_is_full() {
 }
 
 #[test]
-fn a_life_is_told_in_order() {
+fn a_life_is_reported_in_order() {
     let (socket, name) = listen("life");
     let manager = manager(&name, None, None).unwrap();
     say_ready(&manager, "two\nlines");
     assert_eq!(heard(&socket), "READY=1\nSTATUS=two lines");
     let instant = || {
         manager.reloading();
-        let told = heard(&socket);
-        assert!(told.starts_with("RELOADING=1\n"), "{told}");
-        let micros = told.lines().find_map(|line| line.strip_prefix("MONOTONIC_USEC=")).unwrap();
+        let reported = heard(&socket);
+        assert!(reported.starts_with("RELOADING=1\n"), "{reported}");
+        let micros = reported.lines().find_map(|line| line.strip_prefix("MONOTONIC_USEC=")).unwrap();
         micros.parse::<u64>().unwrap()
     };
     assert!(instant() <= instant());
@@ -79,7 +79,7 @@ fn a_socket_may_be_a_path() {
 }
 
 #[test]
-fn without_a_manager_nobody_is_told() {
+fn without_a_manager_nothing_is_sent() {
     let nobody = Manager::new(&Left { watchdog: Some("1000".as_ref()), ..Left::default() }).unwrap();
     assert!(nobody.socket.is_none() && nobody.patience.is_none());
     say_ready(&nobody, "unheard");
@@ -104,7 +104,7 @@ fn what_cannot_be_understood_is_named() {
 }
 
 #[test]
-fn a_watchdog_that_cannot_be_understood_does_not_keep_ready_from_being_told() {
+fn a_watchdog_that_cannot_be_understood_does_not_keep_ready_from_being_reported() {
     let (socket, name) = listen("nonsense");
     for (watchdog, watched) in [("soon", None), ("1000", Some("me"))] {
         let manager = manager(&name, Some(watchdog), watched).unwrap();
@@ -174,13 +174,13 @@ fn no_life_is_shown_while_a_socket_thread_is_stuck() {
         if asked.get() == 4 { STUCK_AFTER / 2 } else { STUCK_AFTER * 2 }
     };
     runtime.block_on(async {
-        let told = async {
+        let reported = async {
             while asked.get() < 4 {
                 tokio::task::yield_now().await;
             }
         };
         tokio::select! {
-            () = told => {}
+            () = reported => {}
             never = manager.show_life(longest_round) => match never {},
         }
     });

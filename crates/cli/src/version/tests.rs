@@ -80,7 +80,7 @@ fn a_worktree_has_its_own_head_and_shares_refs() {
 }
 
 #[test]
-fn what_cannot_be_told_is_unknown() {
+fn what_cannot_be_determined_is_unknown() {
     let directory = Directory::new("unknown");
     assert_eq!(find(&directory.0), Checkout::default(), "an archive of the sources");
     directory.write(".git", "no gitdir\n");

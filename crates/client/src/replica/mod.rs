@@ -33,6 +33,10 @@ pub struct ReplicaOptions {
 }
 
 /// What a message did.
+#[allow(
+    clippy::large_enum_variant,
+    reason = "matched where it is made; a box would cost an allocation for every batch"
+)]
 #[derive(Debug, Clone, PartialEq)]
 pub enum Applied {
     /// What is held is void; a snapshot follows. The old state can be read until it is complete.

@@ -203,23 +203,23 @@ impl State {
         }
     }
 
-    fn find(&self, told: &proto::Place) -> Option<PlaceId> {
-        self.places.iter().position(|known| known.place.is(told)).map(|at| at as PlaceId)
+    fn find(&self, message: &proto::Place) -> Option<PlaceId> {
+        self.places.iter().position(|known| known.place.is(message)).map(|at| at as PlaceId)
     }
 
-    fn place_for(&mut self, told: &proto::Place) -> Result<PlaceId, ReplicaError> {
-        if let Some(id) = self.find(told) {
+    fn place_for(&mut self, message: &proto::Place) -> Result<PlaceId, ReplicaError> {
+        if let Some(id) = self.find(message) {
             // What the group's blocks are may be learnt later.
             let place = &mut self.places[usize::from(id)].place;
-            if place.spec_kind.is_none() && told.spec_kind.is_some() {
-                *place = Arc::new(Place::from(told));
+            if place.spec_kind.is_none() && message.spec_kind.is_some() {
+                *place = Arc::new(Place::from(message));
             }
             return Ok(id);
         }
         if self.places.len() >= MAX_PLACES {
             return Err(ReplicaError::Malformed("more places than any engine has"));
         }
-        let place = Arc::new(Place::from(told));
+        let place = Arc::new(Place::from(message));
         self.places.push(Known { seed: place.seed(), place, blocks: 0, digest: StateDigest::default() });
         Ok((self.places.len() - 1) as PlaceId)
     }
@@ -239,31 +239,31 @@ fn set_copies(known: &mut Known, place: PlaceId, hash: u64, entry: &mut Entry, c
 }
 
 impl From<&proto::Place> for Place {
-    fn from(told: &proto::Place) -> Self {
+    fn from(message: &proto::Place) -> Self {
         let text = |text: &Option<String>| text.as_deref().map(Box::from);
         Self {
-            tier: match told.tier() {
+            tier: match message.tier() {
                 proto::Tier::Device => Tier::Device,
                 proto::Tier::Host => Tier::Host,
                 proto::Tier::Disk => Tier::Disk,
                 proto::Tier::Remote => Tier::Remote,
                 proto::Tier::Unknown => Tier::Unknown,
             },
-            medium: text(&told.medium),
-            locality: text(&told.locality),
-            ownership: text(&told.ownership),
-            group: told.group,
-            spec_kind: text(&told.spec_kind),
-            sliding_window: told.sliding_window,
+            medium: text(&message.medium),
+            locality: text(&message.locality),
+            ownership: text(&message.ownership),
+            group: message.group,
+            spec_kind: text(&message.spec_kind),
+            sliding_window: message.sliding_window,
         }
     }
 }
 
 impl Place {
-    fn is(&self, told: &proto::Place) -> bool {
-        self.group == told.group
-            && self.medium.as_deref() == told.medium.as_deref()
-            && self.locality.as_deref() == told.locality.as_deref()
-            && self.ownership.as_deref() == told.ownership.as_deref()
+    fn is(&self, message: &proto::Place) -> bool {
+        self.group == message.group
+            && self.medium.as_deref() == message.medium.as_deref()
+            && self.locality.as_deref() == message.locality.as_deref()
+            && self.ownership.as_deref() == message.ownership.as_deref()
     }
 }

@@ -52,7 +52,7 @@ async fn drained(rig: &Rig, engine: &DrainedEngine) {
 #[tokio::test(flavor = "multi_thread")]
 async fn subscribers_that_join_leave_and_come_back_all_end_with_the_exact_state() {
     let mut engine = DrainedEngine::start(|config| config.levels = vec![64, 32]);
-    // The plane is not told how large the buffer is.
+    // The plane does not know how large the buffer is.
     engine.buffer = None;
     let rig = Rig::of_specs(vec![engine.spec("e0")], PlaneOptions::default()).await;
     let mut random = Random::new(5);

@@ -169,7 +169,7 @@ async fn fault_run(seed: u64, steps: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_slow_reader_of_changes_is_told_and_the_replica_is_exact() {
+async fn a_slow_reader_of_changes_is_notified_and_the_replica_is_exact() {
     let mut engine = seeded(3);
     engine.work(2);
     let rig = Rig::over(&[&engine]).await;

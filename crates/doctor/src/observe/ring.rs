@@ -18,7 +18,7 @@ const MAX_BYTES: usize = 64 << 20;
 struct Reader {
     heard: Heard,
     decoder: Decoder,
-    told: oneshot::Sender<RingSeen>,
+    sender: oneshot::Sender<RingSeen>,
 }
 
 impl ReplayHandler for Reader {
@@ -36,14 +36,14 @@ impl ReplayHandler for Reader {
             ReplayEnd::Deadline | ReplayEnd::Idle | ReplayEnd::Cancelled => RingEnd::Silent,
         };
         // Nobody who waits any more is fine.
-        let _ = self.told.send(RingSeen { heard: self.heard, end });
+        let _ = self.sender.send(RingSeen { heard: self.heard, end });
     }
 }
 
 /// What is in the ring at an address.
 pub(super) async fn read(sockets: &Sockets, address: &str, within: Duration) -> RingSeen {
-    let (told, answer) = oneshot::channel();
-    let reader = Reader { heard: Heard::default(), decoder: Decoder::default(), told };
+    let (sender, answer) = oneshot::channel();
+    let reader = Reader { heard: Heard::default(), decoder: Decoder::default(), sender };
     let request = ReplayRequest {
         idle_timeout: ANSWER_WITHIN,
         deadline: within.max(ANSWER_WITHIN),

@@ -4,6 +4,7 @@ mod cluster;
 mod fleet;
 mod plane;
 mod reach;
+mod remedy;
 mod replay;
 mod setup;
 mod shape;

@@ -3,10 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use kvplane_core::{Reason, Trust};
+use kvplane_core::{LinkTrouble, Reason, Trouble, Trust};
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::remedy::{remedy, remedy_of_trouble};
 use super::replay::window_too_short;
 use super::setup::{descriptors_for, open_socket};
 use super::shape::foreign_rank;
@@ -23,6 +24,7 @@ struct Status {
     engines: Vec<Engine>,
     listeners: Vec<Listener>,
     process: Process,
+    journal: Option<Journal>,
     routing: Routing,
     contradicted_tokenizers: Vec<ContradictedTokenizer>,
 }
@@ -33,6 +35,13 @@ struct Routing {
     settled: u64,
     drifts: u64,
     last_drift: Option<LastDrift>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Journal {
+    state: String,
+    reason: Option<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -192,6 +201,7 @@ pub fn judge_plane(seen: &PlaneSeen) -> Vec<Finding> {
     }
     found.extend(super::cluster::judge(seen));
     found.extend(descriptors(&now, &seen.address));
+    found.extend(now.journal.as_ref().and_then(|journal| journal_off(journal, &seen.address)));
     found.extend(drift(&now.routing, &seen.address));
     found.extend(now.contradicted_tokenizers.iter().map(tokenizer));
     let listed: Listed = Listed::deserialize(&seen.engines).unwrap_or_default();
@@ -250,6 +260,23 @@ fn descriptors(status: &Status, address: &str) -> Option<Finding> {
     ))
 }
 
+/// A durable journal that was given up.
+fn journal_off(journal: &Journal, address: &str) -> Option<Finding> {
+    if journal.state != "off" {
+        return None;
+    }
+    let reason = journal.reason.as_deref().unwrap_or("unknown");
+    let todo = match reason {
+        "full" => "make room on the disk of journal.dir, and restart kvplane",
+        "limit" => "raise journal.max_disk, and restart kvplane",
+        "slow" => "give journal.dir a disk that keeps up (the log says how much waited), and restart kvplane",
+        "damaged" => "remove the files in journal.dir after `kvplane journal verify`, and restart kvplane",
+        _ => "look at the disk of journal.dir and at kvplane's log, and restart kvplane",
+    };
+    let seen = format!("the durable journal is off: {reason}");
+    Some(Finding::new(Code::JournalOff, Severity::Warning, address, seen, todo))
+}
+
 /// Exact predictions that nothing explains.
 fn drift(routing: &Routing, address: &str) -> Option<Finding> {
     let Routing { settled, drifts, last_drift } = routing;
@@ -298,8 +325,11 @@ fn link(engine: &Engine) -> Option<Finding> {
         code,
         Severity::Error,
         &engine.id,
-        format!("the plane that it follows: {trouble}"),
-        "docs/reference/troubles.md says what the word means",
+        {
+            let known = LinkTrouble::ALL.into_iter().find(|known| known.as_str() == trouble);
+            format!("{trouble}: {}", known.map_or("the other kvplane is not followed", LinkTrouble::words))
+        },
+        "start the other kvplane, or correct its address, token and role here",
     ))
 }
 
@@ -322,8 +352,11 @@ fn trouble(rank: &Stream, subject: &str) -> Option<Finding> {
         code,
         Severity::Error,
         subject,
-        format!("the plane's trouble with its source: {trouble}"),
-        "docs/reference/troubles.md says what to do about it; kvplane doctor --engine … looks at the engine itself",
+        {
+            let known = Trouble::ALL.into_iter().find(|known| known.as_str() == trouble);
+            format!("{trouble}: {}", known.map_or("no events from the engine", Trouble::words))
+        },
+        remedy_of_trouble(trouble),
     ))
 }
 
@@ -339,16 +372,16 @@ fn unheard(rank: &Stream, again: Option<(&Stream, Duration)>, subject: &str) -> 
     let continuity = &rank.continuity;
     let seen = match again {
         Some((_, elapsed)) => {
-            format!("{continuity}: the plane has not heard the engine for {:.0} s", elapsed.as_secs_f64())
+            format!("{continuity}: no sign of the engine for {:.0} s", elapsed.as_secs_f64())
         }
-        None => format!("{continuity}: the plane does not hear the engine now"),
+        None => format!("{continuity}: no sign of the engine now"),
     };
     Some(Finding::new(
         Code::EndpointUnreachable,
         Severity::Error,
         subject,
         seen,
-        "see whether the engine runs and reaches the network; kvplane doctor --engines looks at the engine itself",
+        "check that the engine runs and can be reached from kvplane; kvplane doctor --engines checks the engine itself",
     ))
 }
 
@@ -380,7 +413,7 @@ fn reasons(rank: &Stream, subject: &str, now_ms: u64) -> Vec<Finding> {
                 severity,
                 subject,
                 format!("{} ({}): {}", reason.trust().as_str(), reason.as_str(), reason.words()),
-                "docs/reference/trust.md says how each reason ends",
+                remedy(reason),
             )
         })
         .collect()

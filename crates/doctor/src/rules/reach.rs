@@ -11,7 +11,7 @@ pub(super) fn elsewhere(seen: &EngineSeen) -> Finding {
         Code::EndpointUnreachable,
         Severity::Info,
         &seen.id,
-        "the plane hears it, at an address that does not lead to it from here",
+        "kvplane receives its events, at an address that cannot be reached from here",
         "nothing; to look at the engine itself, run the doctor where kvplane runs",
     )
 }
@@ -50,9 +50,7 @@ fn connected(seen: &EngineSeen, rank: &RankSeen, subject: &str, address: &str) -
             Code::PublisherConnects,
             Severity::Error,
             subject,
-            format!(
-                "nobody listens at {address}; when the doctor listened there itself, a publisher connected"
-            ),
+            format!("nothing listens at {address}; a publisher connected when the doctor listened there"),
             format!(
                 "let kvplane listen: events = \"bind:{address}\"; or let the engine: vLLM and SGLang do so when the host of their endpoint is *"
             ),
@@ -126,7 +124,7 @@ fn heard(seen: &EngineSeen, rank: &RankSeen, subject: &str, address: &str) -> Op
             Severity::Error,
             subject,
             format!(
-                "{address} publishes under {}, and none of it begins with the configured topic {:?}",
+                "{address} publishes under {}, and no topic begins with the configured {:?}",
                 topics.join(", "),
                 seen.topic
             ),

@@ -154,7 +154,7 @@ fn answered(
     };
     match ring.end {
         RingEnd::Silent => unanswered(format!("{address} does not answer a replay request")),
-        RingEnd::Nonsense(why) => unanswered(format!("{address} answers what is no replay ({why})")),
+        RingEnd::Nonsense(why) => unanswered(format!("{address} sends an invalid replay ({why})")),
         RingEnd::Complete | RingEnd::Cut => match foreign_ring(seen, rank, &subject, address, &ring.heard) {
             // How long somebody else's is does not matter.
             Some(foreign) if foreign.severity == Severity::Error => vec![foreign],

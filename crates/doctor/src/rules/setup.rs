@@ -28,7 +28,7 @@ pub(super) fn open_socket(open: &OpenSocket) -> Finding {
         Code::OpenListenerWithoutRoles,
         if open.on_purpose { Severity::Warning } else { Severity::Error },
         &open.key,
-        format!("{} is beyond loopback, and asks nobody who they are", open.address),
+        format!("{} is beyond loopback without authentication", open.address),
         todo,
     )
 }

@@ -112,7 +112,7 @@ async fn a_publisher_that_connects() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn engines_that_share_an_address_are_told_apart_by_topic() {
+async fn engines_that_share_an_address_are_distinguished_by_topic() {
     let address = free_address();
     let engines = ["kv@a", "kv@b"].map(|topic| {
         let events = Endpoint::Connect(address.clone());

@@ -146,7 +146,7 @@ pub(crate) async fn pages(pages: &'static [(&'static str, &'static str)]) -> Str
                 let found = pages.iter().find(|(page, _)| *page == path);
                 let (status, body) = found.map_or(("404 Not Found", ""), |(_, body)| ("200 OK", body));
                 let answer = format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\n\r\n{body}", body.len());
-                // Whoever asked may be gone.
+                // The caller may have disconnected.
                 let _ = stream.write_all(answer.as_bytes()).await;
             });
         }

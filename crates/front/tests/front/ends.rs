@@ -91,7 +91,7 @@ async fn the_engine_resets_during_the_answer() {
     assert_eq!(reset(&error), Some(Reason::INADEQUATE_SECURITY));
 }
 
-/// The answer is whole although the request is not, and the client is told to stop sending.
+/// The answer is whole although the request is not, and the client is asked to stop sending.
 #[tokio::test]
 async fn the_engine_answers_early() {
     let engine = Engine::default().await;

@@ -32,8 +32,14 @@ async fn without_a_key_nothing_is_served() {
     request.headers_mut().insert("x-api-key", "key-of-free".parse().unwrap());
     assert_eq!(rig.send(request).await.status.as_u16(), 200);
     // What changes engines is not for those who may infer.
-    for path in ["/reset_prefix_cache", "/v1/load_lora_adapter", "/sleep"] {
+    for path in ["/reset_prefix_cache", "/v1/load_lora_adapter", "/v1/load_lora_adapter/", "/sleep"] {
         assert_eq!(rig.post_as("free", path, "{}").await.status.as_u16(), 403, "{path}");
+    }
+    // Nor is what an engine would take for the same.
+    for path in
+        ["/v1/load%5Flora_adapter", "/v1/%6coad_lora_adapter", "/v1/../sleep", "/v1//load_lora_adapter"]
+    {
+        assert_eq!(rig.post_as("free", path, r#"{"model":"m"}"#).await.status.as_u16(), 400, "{path}");
     }
     let got = rig.engines[0].requests();
     assert_eq!(got.len(), 1);
@@ -56,6 +62,10 @@ async fn limits_are_those_of_the_key() {
     let answer = rig.post_as("few", "/v1/chat/completions", CHAT).await;
     assert_eq!(answer.status.as_u16(), 429);
     assert_eq!(rig.post_as("other", "/v1/chat/completions", CHAT).await.status.as_u16(), 403);
+    // A form may name any model.
+    let form = "--x\r\ncontent-disposition: form-data; name=\"model\"\r\n\r\nlora\r\n--x--";
+    assert_eq!(rig.post_as("other", "/v1/audio/transcriptions", form).await.status.as_u16(), 403);
+    assert_eq!(rig.post_as("free", "/v1/audio/transcriptions", form).await.status.as_u16(), 200);
     for _ in 0..3 {
         assert_eq!(rig.post_as("free", "/v1/chat/completions", CHAT).await.status.as_u16(), 200);
     }
@@ -72,6 +82,9 @@ async fn tenants_share_no_cache() {
     assert_eq!(sent, [json!("1:t"), json!("1:t:1:t"), json!("0::1:t"), json!(null)]);
     let asked: Vec<_> = rig.plane.salts.lock().iter().map(|salt| json!(salt)).collect();
     assert_eq!(asked, sent, "what is looked up is what is computed");
+    // What engines tell one another about blocks would be another tenant's.
+    let reported = CHAT.replace("\"m\",", r#""m","kv_transfer_params":{"do_remote_prefill":true},"#);
+    assert_eq!(rig.post_as("tenant", "/v1/chat/completions", &reported).await.status.as_u16(), 403);
     // An API without a salt would share one.
     let answer = rig.post_as("tenant", "/v1/messages", r#"{"model":"m"}"#).await;
     assert_eq!(answer.status.as_u16(), 403);

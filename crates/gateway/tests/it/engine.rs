@@ -1,4 +1,4 @@
-//! An engine that does as it is told.
+//! A scripted engine.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub(crate) enum Conduct {
     Well,
     /// This status.
     Status(u16),
-    /// So many events, and the connection ends.
+    /// This many events, and the connection ends.
     DiesAfter(usize),
     /// One event, and nothing more.
     Hangs,
@@ -32,6 +32,10 @@ pub(crate) enum Conduct {
     NoRank,
     /// Megabytes of events, as fast as they are taken.
     Floods,
+    /// Says where the blocks of a prompt are, as vLLM's connectors do.
+    Prefills,
+    /// Answers once that engine was sent the prompt of the same room, as `SGLang`'s that decode do.
+    DecodesOf(Arc<Engine>),
 }
 
 #[derive(Debug, Clone)]
@@ -54,6 +58,8 @@ pub(crate) struct Engine {
     pub(crate) got: Mutex<Vec<Got>>,
     /// Answers that nobody waited for to their end.
     pub(crate) dropped: watch::Sender<usize>,
+    /// Requests that came.
+    pub(crate) seen: watch::Sender<usize>,
     /// Bytes that were taken of it.
     pub(crate) sent: watch::Sender<usize>,
     task: Mutex<Option<tokio::task::JoinHandle<()>>>,
@@ -78,6 +84,7 @@ impl Engine {
             conduct: Mutex::default(),
             got: Mutex::default(),
             dropped: watch::Sender::new(0),
+            seen: watch::Sender::new(0),
             sent: watch::Sender::new(0),
             task: Mutex::default(),
         });
@@ -98,6 +105,23 @@ impl Engine {
         self.got.lock().iter().filter(|got| !is_probe(got)).cloned().collect()
     }
 
+    /// Waits until it was sent so many.
+    pub(crate) async fn contacted(&self, count: usize) {
+        let mut seen = self.seen.subscribe();
+        let came = seen.wait_for(|_| self.requests().len() >= count);
+        tokio::time::timeout(crate::rig::DEADLINE, came).await.unwrap().unwrap();
+    }
+
+    /// Waits until it was sent the prompt of a room, and takes it.
+    async fn has_room(&self, room: &Value) {
+        let mut seen = self.seen.subscribe();
+        let is_here = |_: &usize| {
+            let here = self.requests().iter().any(|got| got.json()["bootstrap_room"] == *room);
+            here && matches!(*self.conduct.lock(), Conduct::Well)
+        };
+        let _ = seen.wait_for(is_here).await;
+    }
+
     /// Its process is gone.
     pub(crate) fn kill(&self) {
         self.task.lock().take().unwrap().abort();
@@ -112,6 +136,7 @@ async fn answer(State(engine): State<Arc<Engine>>, uri: Uri, headers: HeaderMap,
     if keep {
         engine.got.lock().push(Got { path: path.clone(), headers: headers.clone(), body: body.clone() });
     }
+    engine.seen.send_modify(|seen| *seen += 1);
     if path == "/health" {
         return StatusCode::OK.into_response();
     }
@@ -133,16 +158,23 @@ async fn answer(State(engine): State<Arc<Engine>>, uri: Uri, headers: HeaderMap,
             return (StatusCode::from_u16(status).unwrap(), axum::Json(error)).into_response();
         }
         Conduct::NoIds if asked.get("kv_transfer_params").is_some() => return refuse("ids"),
+        Conduct::DecodesOf(ref other) => {
+            let mut waiting = Watched(engine.clone(), false);
+            other.has_room(&asked["bootstrap_room"]).await;
+            waiting.1 = true;
+        }
         Conduct::NoRank if headers.contains_key("x-data-parallel-rank") => return refuse("rank"),
         _ => {}
     }
     if asked["stream"] != json!(true) {
         let usage: Value = serde_json::from_str(USAGE).unwrap();
         let engine = engine.address.to_string();
-        return axum::Json(
-            json!({"object": "chat.completion", "choices": [{}], "usage": usage, "engine": engine, "marker": marker}),
-        )
-        .into_response();
+        let mut answer = json!({"object": "chat.completion", "choices": [{}], "usage": usage, "engine": engine, "marker": marker});
+        if matches!(conduct, Conduct::Prefills) {
+            answer["kv_transfer_params"] =
+                json!({"do_remote_prefill": true, "remote_block_ids": [3, 1], "remote_engine_id": "p"});
+        }
+        return axum::Json(answer).into_response();
     }
     let include = asked["stream_options"]["include_usage"] == json!(true);
     let stream = futures::stream::unfold(

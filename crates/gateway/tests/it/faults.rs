@@ -53,6 +53,9 @@ async fn an_engine_that_is_busy_passes_requests_on() {
         );
     }
     assert_eq!(one.contacted(), 3);
+    one.engines[0].set(Conduct::Status(429));
+    let answer = one.post("/v1/chat/completions", CHAT).await;
+    assert_eq!((answer.status.as_u16(), answer.headers.contains_key("retry-after")), (429, true));
 }
 
 #[tokio::test]
@@ -65,7 +68,7 @@ async fn retries_have_a_budget() {
 }
 
 #[tokio::test]
-async fn an_engine_that_dies_within_its_answer_is_told_of_as_an_event() {
+async fn an_engine_that_dies_within_its_answer_is_reported_as_an_event() {
     let rig = Rig::start(2).await;
     rig.engines[0].set(Conduct::DiesAfter(2));
     let (response, _connection) = rig.open(rig.request("/v1/chat/completions", STREAM)).await;
@@ -87,7 +90,19 @@ async fn an_engine_that_dies_within_its_answer_is_told_of_as_an_event() {
     assert!(cut, "the answer has no proper end");
     rig.plane.heard("ended e0 false").await;
     assert_eq!(rig.engines[1].requests().len(), 0, "nothing is sent again behind the first byte");
-    assert_eq!(rig.gateway.stats().now()[0], 0);
+    assert_eq!(rig.gateway.stats().in_flight(), 0);
+}
+
+/// Engines send the head before they begin: as long as nothing else came, nothing was passed on.
+#[tokio::test]
+async fn an_engine_that_dies_behind_the_head_costs_no_request() {
+    let rig = Rig::start(2).await;
+    rig.engines[0].set(Conduct::DiesAfter(0));
+    let answer = rig.post("/v1/chat/completions", STREAM).await;
+    assert!(answer.status.as_u16() == 200 && answer.text().ends_with("[DONE]\n\n"), "{}", answer.text());
+    assert_eq!((rig.engines[0].requests().len(), rig.engines[1].requests().len()), (1, 1));
+    rig.plane.heard("ended e0 false").await;
+    rig.plane.heard("ended e1 true").await;
 }
 
 #[tokio::test]

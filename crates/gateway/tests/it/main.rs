@@ -1,4 +1,4 @@
-//! The gateway over real sockets: engines that are told what to do, a plane that says what it was told, and clients.
+//! The gateway over real sockets: scripted engines, a plane that records its calls, and clients.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -8,8 +8,10 @@
 
 mod answers;
 mod callers;
+mod disaggregated;
 mod engine;
 mod faults;
 mod refusals;
 mod rig;
 mod soak;
+mod traces;

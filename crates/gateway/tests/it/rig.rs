@@ -26,9 +26,9 @@ use crate::engine::Engine;
 /// Far beyond anything that should take: only a hang reaches it.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
 
-/// A plane that picks the first that is allowed, and says what it was told.
+/// A plane that picks the first allowed endpoint, and records its calls.
 #[derive(Debug)]
-pub(crate) struct Told {
+pub(crate) struct Recording {
     pub(crate) said: watch::Sender<Vec<String>>,
     pub(crate) reports: Mutex<Vec<(String, Report)>>,
     pub(crate) fails: Mutex<Option<PickError>>,
@@ -41,7 +41,7 @@ pub(crate) struct Told {
     pub(crate) ends: AtomicUsize,
 }
 
-impl Told {
+impl Recording {
     fn say(&self, what: String) {
         self.said.send_modify(|said| said.push(what));
     }
@@ -59,9 +59,15 @@ impl Told {
     }
 }
 
-impl Plane for Told {
+impl Plane for Recording {
     fn tokenize(&self, model: &str, _prompt: PromptInput) -> Result<Tokens, NoTokens> {
-        Ok(Tokens { model: model.to_owned(), adapter: None, ids: (0..10).collect(), proven: true })
+        Ok(Tokens {
+            model: model.to_owned(),
+            adapter: None,
+            ids: (0..10).collect(),
+            proven: true,
+            ..Tokens::default()
+        })
     }
 
     fn pick(&self, ask: &Ask<'_>) -> Result<Chosen, PickError> {
@@ -113,7 +119,7 @@ fn of(receipt: &str) -> &str {
 }
 
 pub(crate) struct Rig {
-    pub(crate) plane: Arc<Told>,
+    pub(crate) plane: Arc<Recording>,
     pub(crate) engines: Vec<Arc<Engine>>,
     pub(crate) gateway: Gateway,
     pub(crate) address: SocketAddr,
@@ -146,6 +152,16 @@ impl Rig {
     }
 
     pub(crate) async fn with(count: usize, options: Options, keys: &[&str]) -> Self {
+        Self::shaped(count, options, keys, |_, upstream| upstream).await
+    }
+
+    /// With endpoints that are not like the others.
+    pub(crate) async fn shaped(
+        count: usize,
+        options: Options,
+        keys: &[&str],
+        shape: impl Fn(usize, Upstream) -> Upstream,
+    ) -> Self {
         let mut engines = Vec::new();
         for _ in 0..count {
             engines.push(Engine::start().await);
@@ -155,7 +171,7 @@ impl Rig {
             .map(|name| TokenKey::new(name, Role::Infer, &format!("key-of-{name}")).unwrap())
             .collect();
         let access = Arc::new(Access::new(Keys::new(tokens, Vec::new()).unwrap(), false));
-        let plane = Arc::new(Told {
+        let plane = Arc::new(Recording {
             said: watch::Sender::new(Vec::new()),
             reports: Mutex::default(),
             fails: Mutex::default(),
@@ -168,7 +184,9 @@ impl Rig {
         });
         let stop = CancellationToken::new();
         let gateway = Gateway::new(plane.clone(), access.gate(Port::Http), options, stop.clone());
-        gateway.set_upstreams(engines.iter().enumerate().map(|(at, engine)| upstream(at, engine)).collect());
+        gateway.set_upstreams(
+            engines.iter().enumerate().map(|(at, engine)| shape(at, upstream(at, engine))).collect(),
+        );
         let probing = gateway.clone();
         tokio::spawn(async move { probing.probe().await });
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -246,5 +264,6 @@ fn upstream(at: usize, engine: &Engine) -> Upstream {
         host: HeaderValue::from_str(&engine.address.to_string()).unwrap(),
         authorization: Some(authorization),
         kind: "vllm",
+        bootstrap_port: kvplane_gateway::BOOTSTRAP_PORT,
     }
 }

@@ -56,7 +56,7 @@ impl Known {
             tenant,
             model,
             name: name.clone(),
-            told: None,
+            report: None,
             last_event_us: 0,
             heard: false,
             ghost: None,
@@ -139,7 +139,7 @@ impl Known {
         let owner = &mut self.replicas[replica];
         let ghost = Ghost { replica, nth: self.ghosts, entries: owner.entries() };
         owner.ghost = Some(ghost.nth);
-        owner.told = None;
+        owner.report = None;
         let model = &mut self.models[owner.model];
         model.replicas.remove(&owner.name);
         model.ghosts += 1;

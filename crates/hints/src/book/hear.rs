@@ -44,7 +44,7 @@ impl Book {
                 return Some(replica);
             }
             of.last_event_us = 0;
-            of.told = None;
+            of.report = None;
             if of.places.is_empty() {
                 return Some(replica);
             }
@@ -55,11 +55,11 @@ impl Book {
 
     /// Nothing of a heard engine is left but its statistics.
     fn start_over(&self, known: &mut RwLockWriteGuard<'_, Known>, whose: Whose<'_>, replica: u32) {
-        let told = known.replicas[replica].told;
+        let report = known.replicas[replica].report;
         let ghost = self.detach(known, whose, replica);
         if let Ok(again) = known.admit(whose, None) {
             known.replicas[again].heard = true;
-            known.replicas[again].told = told;
+            known.replicas[again].report = report;
         }
         Self::drain(known, &ghost);
     }

@@ -114,8 +114,8 @@ impl<'a> View<'a> {
         tier: CacheTier,
     ) -> Candidate<u32> {
         // A word that is older than entries last says nothing of how busy somebody is now.
-        let told = self.known.replicas[who].told.filter(|told| self.age(told.at_us) < self.ttl_us);
-        let pressure = told.map_or(0.0, |told| told.stats.pressure);
+        let report = self.known.replicas[who].report.filter(|report| self.age(report.at_us) < self.ttl_us);
+        let pressure = report.map_or(0.0, |report| report.stats.pressure);
         Candidate { who, matched_tokens, depth, freshness: self.freshness(oldest), tier, pressure }
     }
 
@@ -255,7 +255,7 @@ impl Knowledge for View<'_> {
         let scope = self.scheme.map(|scheme| scheme.scope.iter()).into_iter().flatten();
         let hot = |(name, (number, _)): (&Arc<str>, &(u32, u32))| {
             let ReplicaReport { stats: Stats { hit_rate, pressure, .. }, at_us, .. } =
-                self.known.replicas[*number].told?;
+                self.known.replicas[*number].report?;
             let age = self.age(at_us);
             let freshness = 1.0 - age as f32 / HOT_FOR_US as f32;
             let hot = age < HOT_FOR_US && hit_rate >= HOT_RATE;

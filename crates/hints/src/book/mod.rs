@@ -301,8 +301,8 @@ impl Book {
         let Some(model) = known.model(tenant, model) else { return (Vec::new(), 0) };
         let model = &known.models[model];
         let stats = |(name, number): (&Arc<str>, &u32)| {
-            let told = known.replicas[*number].told?;
-            Some((name.clone(), told.stats))
+            let report = known.replicas[*number].report?;
+            Some((name.clone(), report.stats))
         };
         (model.replicas.iter().filter_map(stats).collect(), model.keys)
     }
@@ -328,7 +328,7 @@ impl Book {
                         tenant: tenant.clone(),
                         model: model.clone(),
                         replica: replica.clone(),
-                        stats: of.told.map(|told| (told.stats, told.alive_us)),
+                        stats: of.report.map(|report| (report.stats, report.alive_us)),
                         prefixes: of.entries(),
                         last_event_us: of.last_event_us,
                         heard: of.heard,

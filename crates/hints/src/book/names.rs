@@ -138,7 +138,7 @@ pub(super) struct Replica {
     pub(super) tenant: u32,
     pub(super) model: u32,
     pub(super) name: Arc<str>,
-    pub(super) told: Option<ReplicaReport>,
+    pub(super) report: Option<ReplicaReport>,
     pub(super) last_event_us: i64,
     pub(super) heard: bool,
     /// It is forgotten: nobody finds it by name, its cells are not matched, and they are about to go. No two
@@ -168,6 +168,6 @@ impl Replica {
 
     /// Nothing is left to remember.
     pub(super) fn is_idle(&self) -> bool {
-        self.places.is_empty() && (self.ghost.is_some() || (self.told.is_none() && !self.heard))
+        self.places.is_empty() && (self.ghost.is_some() || (self.report.is_none() && !self.heard))
     }
 }

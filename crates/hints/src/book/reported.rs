@@ -34,7 +34,8 @@ impl Book {
     }
 
     fn write_stats(&self, known: &mut Known, whose: Whose<'_>, replica: u32, stats: Stats, at_us: i64) {
-        known.replicas[replica].told = Some(ReplicaReport { stats: stats.finite(), at_us, alive_us: at_us });
+        known.replicas[replica].report =
+            Some(ReplicaReport { stats: stats.finite(), at_us, alive_us: at_us });
         if let Some(listener) = self.listener() {
             listener.happened(whose, Happened::Updated);
         }
@@ -49,8 +50,8 @@ impl Book {
         if of.heard {
             return false;
         }
-        if let Some(told) = &mut of.told {
-            told.alive_us = at_us;
+        if let Some(report) = &mut of.report {
+            report.alive_us = at_us;
         }
         if let Some(listener) = self.listener() {
             listener.happened(whose, Happened::Updated);

@@ -186,12 +186,12 @@ impl Known {
     pub(super) fn expire_stats(&mut self, now_us: i64, policies: &Policies) {
         let old = |(number, replica): (u32, &super::names::Replica)| {
             let ttl_us = policies.of(&self.tenants[replica.tenant].name).ttl_us();
-            let old = |told: ReplicaReport| now_us.saturating_sub(told.alive_us) >= ttl_us;
-            replica.told.is_some_and(old).then_some(number)
+            let old = |report: ReplicaReport| now_us.saturating_sub(report.alive_us) >= ttl_us;
+            replica.report.is_some_and(old).then_some(number)
         };
         let old: Vec<u32> = self.replicas.iter().filter_map(old).collect();
         for replica in old {
-            self.replicas[replica].told = None;
+            self.replicas[replica].report = None;
             self.settle(replica);
         }
     }

@@ -324,7 +324,7 @@ fn memory_is_flat_while_what_is_held_changes() {
     assert!(after <= before * 110 / 100, "{before} bytes, then {after}");
 }
 
-/// A sliding group that needs so many blocks before a boundary.
+/// A sliding group that needs this many blocks before a boundary.
 fn window(blocks: u32) -> Resumption {
     let need = Need::Run { blocks, stride: 1, tail: false };
     Resumption {
@@ -377,8 +377,8 @@ fn a_run_of_marked_blocks_is_counted_over_pages_and_splits() {
     store(&index, slot, Some(prompt[69]), &other[70..]);
     let mut behind = Marks::default();
     behind.set(Tier::Host, Marks::BEHIND);
-    let told: Vec<(u64, Marks)> = prompt[3..190].iter().map(|&hash| (hash, behind)).collect();
-    index.set_sides(slot, &told).unwrap();
+    let reported: Vec<(u64, Marks)> = prompt[3..190].iter().map(|&hash| (hash, behind)).collect();
+    index.set_sides(slot, &reported).unwrap();
     index.set_sides(slot, &[(prompt[100], Marks::default())]).unwrap();
     let mut wanted = behind;
     wanted.set(Tier::Disk, Marks::BEHIND);

@@ -13,7 +13,8 @@ fn of_document(document: &[u8]) -> Vec<Usage> {
     usages.filter_map(|usage| Usage::parse(&serde_json::to_vec(usage).ok()?)).collect()
 }
 
-/// Reads a body in pieces of any length, and compares with the whole: as JSON, or as events whose data is JSON without new lines.
+/// Reads a body in pieces of any length, and compares with the whole: as JSON, or as events whose data is
+/// JSON without new lines.
 pub fn usage_of_pieces(events: bool, body: &[u8], cuts: &[usize]) {
     let format = if events { Format::Events } else { Format::Json };
     let mut scanner = Scanner::new(format);

@@ -125,11 +125,13 @@ fn first_to_go(remarks: &VecDeque<Arc<Remark>>) -> usize {
     if let Some(routine) = remarks.iter().take(OLD).position(|remark| remark.said.is_routine()) {
         return routine;
     }
-    let mut told: HashMap<_, usize> = HashMap::new();
+    let mut remarks_of: HashMap<_, usize> = HashMap::new();
     for remark in remarks {
-        *told.entry(&remark.stream).or_default() += 1;
+        *remarks_of.entry(&remark.stream).or_default() += 1;
     }
-    let has_much = |remark: &Arc<Remark>| told.get(&remark.stream).is_some_and(|told| *told > KEPT_OF_ONE);
+    let has_much = |remark: &Arc<Remark>| {
+        remarks_of.get(&remark.stream).is_some_and(|remarks_of| *remarks_of > KEPT_OF_ONE)
+    };
     remarks.iter().position(has_much).unwrap_or(0)
 }
 

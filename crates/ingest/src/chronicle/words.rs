@@ -52,7 +52,7 @@ impl Said {
             Happening::Continuity(continuity) => {
                 let (mood, words) = match continuity {
                     Continuity::Connecting => (Mood::Plain, "not reached yet"),
-                    Continuity::Recovering => (Mood::Plain, "asking the engine for what was missed"),
+                    Continuity::Recovering => (Mood::Plain, "asking the engine for missed events"),
                     Continuity::Live => (Mood::Good, "live, no gaps"),
                     Continuity::Down => {
                         (Mood::Bad, "unreachable for too long: not credited until it is back")
@@ -79,42 +79,37 @@ impl Said {
                 Self::new("epoch", if cause.proven() { Mood::Plain } else { Mood::Bad }, words)
             }
             Happening::CaughtUp { batches, gaps_filled: 0 } => {
-                let words =
-                    format!("caught up: {} came from the engine's replay", counted(*batches, "batch"));
+                let words = format!("caught up: {} replayed", counted(*batches, "batch"));
                 Self::new("continuity", Mood::Good, words)
             }
             Happening::CaughtUp { batches, .. } => {
-                let words = format!(
-                    "gap repaired: {} came from the engine's replay, nothing is lost",
-                    counted(*batches, "missing batch")
-                );
+                let words =
+                    format!("gap repaired: {} replayed, nothing lost", counted(*batches, "missing batch"));
                 Self::new("gap", Mood::Good, words)
             }
-            Happening::Lost(reason) => {
-                Self::new("gap", Mood::Bad, format!("lost for good: {}", reason.words()))
-            }
+            Happening::Lost(reason) => Self::new("gap", Mood::Bad, format!("data loss: {}", reason.words())),
             Happening::UnprovenFlush => Self::new(
                 "flush",
                 Mood::Bad,
-                "a flush was not shown by the stream in time: what was held is forgotten",
+                "flush not confirmed by the event stream in time; known blocks dropped",
             ),
             Happening::ForeignReplay => Self::new(
                 "replay",
                 Mood::Bad,
-                "the replay address answers with another publisher's batches: it is asked no more",
+                "the replay address belongs to another publisher; replay requests stopped",
             ),
             Happening::ForeignRank(rank) => Self::new(
                 "events",
                 Mood::Bad,
                 format!(
-                    "batches name rank {rank}, and are recorded as this rank's: is the engine's rank configured?"
+                    "batches name rank {rank} and are recorded as this rank's: check the engine's configured ranks"
                 ),
             ),
             Happening::PassedOver(PassedOver { kind, reason, .. }) => {
-                Self::new("events", Mood::Bad, format!("an announcement was passed over ({kind}): {reason}"))
+                Self::new("events", Mood::Bad, format!("event skipped ({kind}): {reason}"))
             }
             Happening::Void(misfit) => {
-                Self::new("mirror", Mood::Bad, format!("void until a snapshot comes: {misfit}"))
+                Self::new("mirror", Mood::Bad, format!("out of sync until the next snapshot: {misfit}"))
             }
             Happening::Misdirected(kind) => Self::new(
                 "defect",
@@ -147,15 +142,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_gap_that_is_filled_is_told_apart_from_a_late_join() {
+    fn a_gap_that_is_filled_is_distinguished_from_a_late_join() {
         let said = |batches, gaps_filled| Said::of(&Happening::CaughtUp { batches, gaps_filled });
-        assert_eq!(said(7, 0).words, "caught up: 7 batches came from the engine's replay");
+        assert_eq!(said(7, 0).words, "caught up: 7 batches replayed");
         let repaired = said(1, 1);
         assert_eq!((repaired.topic, repaired.mood), ("gap", Mood::Good));
-        assert_eq!(
-            repaired.words,
-            "gap repaired: 1 missing batch came from the engine's replay, nothing is lost"
-        );
+        assert_eq!(repaired.words, "gap repaired: 1 missing batch replayed, nothing lost");
     }
 
     #[test]

@@ -53,16 +53,19 @@ fn parts_for(dump: &IndexerDump, name: &Name) -> Result<Vec<PeerDump>, Unusable>
 }
 
 fn find_in(part: &IndexerDumpPart, name: &Name) -> Option<Result<Vec<PeerDump>, Unusable>> {
-    let told = part.streams.iter().find(|told| told.worker_id == name.worker && told.dp_rank == name.rank);
+    let described = part
+        .streams
+        .iter()
+        .find(|described| described.worker_id == name.worker && described.dp_rank == name.rank);
     let is_its = |event: &&RouterEvent| event.worker_id == name.worker && event.event.dp_rank == name.rank;
     let mut events = part.events.iter().filter(is_its).peekable();
-    if told.is_none() && events.peek().is_none() {
+    if described.is_none() && events.peek().is_none() {
         return None;
     }
-    if told.is_some_and(|told| told.groups > 1) {
+    if described.is_some_and(|described| described.groups > 1) {
         return Some(Err(Unusable::Groups));
     }
-    let position = told.and_then(vouched_position);
+    let position = described.and_then(vouched_position);
     let empty = || PeerDump { block_size: part.block_size, runs: Vec::new(), position };
     let (mut parts, mut open, mut blocks) = (Vec::new(), empty(), 0);
     for event in events {
@@ -89,10 +92,10 @@ fn find_in(part: &IndexerDumpPart, name: &Name) -> Option<Result<Vec<PeerDump>, 
 }
 
 /// The batch at which a peer dumped a stream, where it vouches for what it says.
-fn vouched_position(told: &DumpedStream) -> Option<Position> {
-    let vouches = matches!(told.trust.as_str(), "exact" | "lower");
-    let digest = u128::from_str_radix(&told.digest, 16).ok().filter(|_| vouches)?;
-    Some(Position { sequence: told.sequence, digest })
+fn vouched_position(described: &DumpedStream) -> Option<Position> {
+    let vouches = matches!(described.trust.as_str(), "exact" | "lower");
+    let digest = u128::from_str_radix(&described.digest, 16).ok().filter(|_| vouches)?;
+    Some(Position { sequence: described.sequence, digest })
 }
 
 #[cfg(test)]
@@ -127,7 +130,7 @@ mod tests {
 
     #[test]
     fn a_kvplane_vouches_for_its_dump_or_does_not() {
-        let told = |trust: &str, groups: u32| {
+        let dump = |trust: &str, groups: u32| {
             format!(
                 r#"{{"a:b:default-4":{{"block_size":4,"events":[],"streams":[{{"worker_id":7,"dp_rank":0,"sequence":9,"digest":"ff","trust":"{trust}","groups":{groups}}}]}}}}"#
             )
@@ -136,9 +139,9 @@ mod tests {
         for (trust, expected) in
             [("exact", position), ("lower", position), ("unverified", None), ("new", None)]
         {
-            assert_eq!(read(&told(trust, 1)).remove(0).unwrap()[0].position, expected, "{trust}");
+            assert_eq!(read(&dump(trust, 1)).remove(0).unwrap()[0].position, expected, "{trust}");
         }
-        assert_eq!(read(&told("exact", 2)), [Err(Unusable::Groups)]);
+        assert_eq!(read(&dump("exact", 2)), [Err(Unusable::Groups)]);
     }
 
     #[test]

@@ -14,8 +14,12 @@ use crate::source::kvplane_source::Link;
 /// An identity that no other plane has. Hashers are seeded at random by the system: that is all that is
 /// needed.
 pub(super) fn random_id() -> PlaneId {
+    PlaneId::from_bits(random_bits())
+}
+
+pub(crate) fn random_bits() -> u128 {
     let half = || u128::from(RandomState::new().hash_one(std::process::id()));
-    PlaneId::from_bits(half() << 64 | half())
+    half() << 64 | half()
 }
 
 /// Whatever comes from elsewhere needs the link that it comes over: it may have been removed meanwhile.
@@ -39,9 +43,9 @@ impl Plane {
     }
 
     /// The engine comes through these planes, the last of which is followed here.
-    pub(crate) fn set_via(&self, id: &str, told: &[PlaneId]) {
+    pub(crate) fn set_via(&self, id: &str, path: &[PlaneId]) {
         let Some(engine) = self.engine(id) else { return };
-        let via = self.via_to_here(told);
+        let via = self.via_to_here(path);
         if engine.streams.iter().all(|stream| stream.via() == via) {
             return;
         }
@@ -53,8 +57,8 @@ impl Plane {
     }
 
     /// The way of a stream that came through these planes, this one included.
-    pub(super) fn via_to_here(&self, told: &[PlaneId]) -> Arc<[PlaneId]> {
-        told.iter().chain([&self.id]).cloned().collect()
+    pub(super) fn via_to_here(&self, path: &[PlaneId]) -> Arc<[PlaneId]> {
+        path.iter().chain([&self.id]).cloned().collect()
     }
 
     /// Follows every other plane that is not followed yet.

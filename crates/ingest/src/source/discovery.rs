@@ -10,7 +10,7 @@ use std::time::Duration;
 use kvplane_core::{Continuity, EngineId, Epoch, Trouble};
 use kvplane_discovery::{AddressError, Asker, DiscoverySpec, FoundRank, Refusal};
 use kvplane_socket::Endpoint;
-use kvplane_stream::{JournalOptions, Now, Recorder};
+use kvplane_stream::{JournalOptions, Now, Options, Recorder};
 use tokio::time::Instant;
 use tracing::{info, warn};
 
@@ -52,9 +52,13 @@ impl SourceKind for Discovered {
         self.ranks.retain(|known| known.rank != rank);
     }
 
-    fn recorder(&self, options: &PlaneOptions, keep: JournalOptions, rank: u32, now: Now) -> Recorder {
+    fn follow(&self, options: &PlaneOptions, rank: u32) -> Option<Options> {
         let known = self.ranks.iter().find(|known| known.rank == rank);
-        subscribed(known.is_some_and(|known| known.replay.is_some()), options, keep, rank, now)
+        Some(subscribed(known.is_some_and(|known| known.replay.is_some()), options, rank))
+    }
+
+    fn recorder(&self, options: &PlaneOptions, keep: JournalOptions, rank: u32, now: Now) -> Recorder {
+        Recorder::new(self.follow(options, rank).unwrap_or_default(), keep, rank, now)
     }
 
     fn open(&self, opening: Opening<'_>) -> Result<(), AddError> {

@@ -97,9 +97,13 @@ impl SourceKind for Published {
         self.ranks.retain(|known| known.rank != rank);
     }
 
-    fn recorder(&self, options: &PlaneOptions, keep: JournalOptions, rank: u32, now: Now) -> Recorder {
+    fn follow(&self, options: &PlaneOptions, rank: u32) -> Option<Options> {
         let known = self.ranks.iter().find(|known| known.rank == rank);
-        subscribed(known.is_some_and(|known| known.replay.is_some()), options, keep, rank, now)
+        Some(subscribed(known.is_some_and(|known| known.replay.is_some()), options, rank))
+    }
+
+    fn recorder(&self, options: &PlaneOptions, keep: JournalOptions, rank: u32, now: Now) -> Recorder {
+        Recorder::new(self.follow(options, rank).unwrap_or_default(), keep, rank, now)
     }
 
     fn open(&self, opening: Opening<'_>) -> Result<(), AddError> {
@@ -111,21 +115,14 @@ impl SourceKind for Published {
     }
 }
 
-/// The state machine of a stream that comes over a socket.
-pub(crate) fn subscribed(
-    replay: bool,
-    options: &PlaneOptions,
-    keep: JournalOptions,
-    rank: u32,
-    now: Now,
-) -> Recorder {
-    let follow = Options {
+/// How a stream that comes over a socket is followed.
+pub(crate) fn subscribed(replay: bool, options: &PlaneOptions, rank: u32) -> Options {
+    Options {
         replay,
         on_gap: options.on_gap,
         down_after: options.down_after,
         // Random, and never zero.
         spread: RandomState::new().hash_one(rank) | 1,
         ..Options::default()
-    };
-    Recorder::new(follow, keep, rank, now)
+    }
 }

@@ -49,12 +49,14 @@ impl Stream {
 
     async fn take_snapshot(&self) -> Snapshot {
         let mut taking = self.begin_snapshot();
-        loop {
+        let snapshot = loop {
             if let Some(snapshot) = taking.step() {
-                return snapshot;
+                break snapshot;
             }
             tokio::task::yield_now().await;
-        }
+        };
+        self.reported(snapshot.cursor).await;
+        snapshot
     }
 
     /// The state at a moment after the call, taken by the calling thread: not for a task of a runtime, since
@@ -62,11 +64,13 @@ impl Stream {
     pub fn snapshot_here(&self) -> Snapshot {
         let _turn = wait_for(self.snapshot.lock());
         let mut taking = self.begin_snapshot();
-        loop {
+        let snapshot = loop {
             if let Some(snapshot) = taking.step() {
-                return snapshot;
+                break snapshot;
             }
-        }
+        };
+        wait_for(self.reported(snapshot.cursor));
+        snapshot
     }
 
     fn begin_snapshot(&self) -> Taking<'_> {

@@ -19,7 +19,7 @@ pub(super) struct Ticks {
     /// Until when a tick changes nothing.
     idle_until: AtomicU64,
     /// The moment that the thread of its socket last read; zero before it has asked.
-    told: AtomicU64,
+    promised: AtomicU64,
     alarm: Mutex<Option<Alarm>>,
 }
 
@@ -28,7 +28,7 @@ impl Ticks {
     pub(super) fn set(&self, idle_until: Duration) {
         let at = idle_until.as_micros().try_into().unwrap_or(NEVER);
         self.idle_until.store(at, Ordering::SeqCst);
-        if self.told.fetch_min(at, Ordering::SeqCst) > at
+        if self.promised.fetch_min(at, Ordering::SeqCst) > at
             && let Some(alarm) = &*self.alarm.lock()
         {
             alarm.ring();
@@ -40,7 +40,7 @@ impl Ticks {
     fn tell(&self) -> u64 {
         loop {
             let at = self.idle_until.load(Ordering::SeqCst);
-            self.told.store(at, Ordering::SeqCst);
+            self.promised.store(at, Ordering::SeqCst);
             if self.idle_until.load(Ordering::SeqCst) >= at {
                 return at;
             }
@@ -77,12 +77,12 @@ mod tests {
     fn an_earlier_moment_is_noticed_and_a_later_one_is_left_for_the_next_look() {
         let ticks = Ticks::default();
         ticks.set(Duration::from_secs(5));
-        assert_eq!(ticks.told.load(Ordering::SeqCst), 0, "nobody has asked");
+        assert_eq!(ticks.promised.load(Ordering::SeqCst), 0, "nobody has asked");
         assert_eq!(ticks.tell(), 5_000_000);
         ticks.set(Duration::from_secs(9));
-        assert_eq!(ticks.told.load(Ordering::SeqCst), 5_000_000);
+        assert_eq!(ticks.promised.load(Ordering::SeqCst), 5_000_000);
         ticks.set(Duration::from_secs(1));
-        assert_eq!(ticks.told.load(Ordering::SeqCst), 1_000_000, "rung once for it");
+        assert_eq!(ticks.promised.load(Ordering::SeqCst), 1_000_000, "rung once for it");
         ticks.set(Duration::MAX);
         assert_eq!(ticks.tell(), NEVER);
     }

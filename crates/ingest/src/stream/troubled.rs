@@ -45,7 +45,7 @@ mod tests {
     use crate::chronicle::Mood;
 
     #[test]
-    fn troubles_are_told_when_they_begin_and_when_they_end() {
+    fn troubles_are_reported_when_they_begin_and_when_they_end() {
         let id = StreamId::new(EngineId::new("a"), 0);
         let stream = Stream::in_process(id, Options::default(), JournalOptions::default());
         stream.set_trouble(Some(Trouble::Unreached));
@@ -64,7 +64,7 @@ mod tests {
             (Mood::Bad, Trouble::Defect.words()),
         ];
         let remarks = stream.chronicle.after(0);
-        let told: Vec<_> = remarks.iter().map(|remark| (remark.said.mood, &*remark.said.words)).collect();
-        assert_eq!(told, wanted);
+        let remarked: Vec<_> = remarks.iter().map(|remark| (remark.said.mood, &*remark.said.words)).collect();
+        assert_eq!(remarked, wanted);
     }
 }

@@ -6,4 +6,5 @@
 mod catalog;
 mod conformance;
 mod defect;
+mod durable;
 mod late_join;

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use kvplane_catalog::{Catalog, Identity};
 use kvplane_core::{EngineId, StreamId};
 use kvplane_ingest::Stream;
-use kvplane_stream::{JournalOptions, Options, Recorder};
+use kvplane_stream::{JournalOptions, Limits, Options, Recorder};
 use kvplane_wire::encode::{Profile, encode_batch};
 use kvplane_wire::{OwnedEvent, OwnedHash, OwnedStored};
 
@@ -26,10 +26,11 @@ pub(crate) struct Taken {
     pub(crate) index: f64,
 }
 
-/// Fills streams, all of one model, with so many blocks each. A window keeps `max_batches` of their batches.
-pub(crate) fn fill(engines: u64, blocks: u64, max_batches: usize) -> Taken {
+/// Fills streams, all of one model, with this many blocks each. A window keeps `max_batches` of their batches.
+pub(crate) fn fill(engines: u64, blocks: u64, max_batches: usize, keep_tokens: bool) -> Taken {
     let catalog = Catalog::new(kvplane_index::Options::default());
-    let options = JournalOptions { max_batches, ..JournalOptions::default() };
+    let state = Limits { keep_tokens, ..Limits::default() };
+    let options = JournalOptions { max_batches, state, ..JournalOptions::default() };
     let before = resident();
     let streams: Vec<_> = (0..engines).map(|number| stream(&catalog, number, options.clone())).collect();
     let batches = blocks / BATCH;

@@ -22,11 +22,28 @@ const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 const MAX_PAGE: usize = 32 << 20;
 /// One line of a watch: etcd takes no object of more than 1.5 MiB.
 const MAX_LINE: usize = 4 << 20;
-/// A request is not sent sooner after the one before it: a server that ends every watch at once is not asked without end.
+/// A request is not sent sooner after the one before it: a server that ends every watch at once is not asked
+/// without end.
 const SPACING: Duration = Duration::from_millis(50);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Longer than a watch is asked to last, and than an answer takes.
-const READ_TIMEOUT: Duration = Duration::from_secs(super::follow::WATCH_SECONDS as u64 + 15);
+
+/// How patient a source is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pace {
+    /// The first pause after a failure. It doubles with each, up to fifty of them.
+    pub pause: Duration,
+    /// Seconds that one watch lasts.
+    pub watch: u32,
+    /// How long an answer may take to begin, and a watch to end after its time: then the server does not
+    /// answer, or the connection died without a word.
+    pub patience: Duration,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self { pause: Duration::from_millis(400), watch: 60, patience: Duration::from_secs(15) }
+    }
+}
 
 /// How the API server is reached.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -72,8 +89,7 @@ pub(crate) struct Api {
     pub(crate) client: Client,
     pub(crate) pulse: watch::Receiver<Pulse>,
     pub(crate) namespace: String,
-    /// The first pause after a failure.
-    pub(crate) pause: Duration,
+    pub(crate) pace: Pace,
 }
 
 impl std::fmt::Display for Way {
@@ -87,7 +103,7 @@ impl std::fmt::Display for Way {
 
 impl Way {
     /// A client as the files say now: certificates and kubeconfig are read, a token again every minute.
-    pub(crate) async fn connect(&self, pause: Duration) -> Result<Api, ClientError> {
+    pub(crate) async fn connect(&self, pace: Pace) -> Result<Api, ClientError> {
         let mut config = match self {
             Self::InCluster { server } => in_cluster(server).await?,
             Self::Kubeconfig { file, context } => {
@@ -100,7 +116,7 @@ impl Way {
             }
         };
         config.connect_timeout = Some(CONNECT_TIMEOUT);
-        config.read_timeout = Some(READ_TIMEOUT);
+        config.read_timeout = Some(Duration::from_secs(pace.watch.into()) + pace.patience);
         // It would try again for minutes on 429, 503 and 504, and nobody would know that the server is away.
         config.default_retry = false;
         let namespace = config.default_namespace.clone();
@@ -108,9 +124,14 @@ impl Way {
         let (pulse, beats) = watch::channel(Pulse::default());
         let pulse = Arc::new(pulse);
         let next = Arc::new(Mutex::new(Instant::now()));
-        let layer =
-            tower::layer::layer_fn(move |inner| Bounded { inner, pulse: pulse.clone(), next: next.clone() });
-        Ok(Api { client: builder.with_layer(&layer).build(), pulse: beats, namespace, pause })
+        let patience = pace.patience;
+        let layer = tower::layer::layer_fn(move |inner| Bounded {
+            inner,
+            pulse: pulse.clone(),
+            next: next.clone(),
+            patience,
+        });
+        Ok(Api { client: builder.with_layer(&layer).build(), pulse: beats, namespace, pace })
     }
 }
 
@@ -136,22 +157,25 @@ struct Bounded<S> {
     inner: S,
     pulse: Arc<watch::Sender<Pulse>>,
     next: Arc<Mutex<Instant>>,
+    patience: Duration,
 }
+
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 impl<S, R, B> tower::Service<Request<R>> for Bounded<S>
 where
     S: tower::Service<Request<R>, Response = Response<B>>,
     S::Future: Send + 'static,
-    S::Error: Send + 'static,
+    S::Error: Into<BoxError> + Send + 'static,
     R: Send + 'static,
     B: Send + 'static,
 {
     type Response = Response<BoundedBody<B>>;
-    type Error = S::Error;
-    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, S::Error>> + Send>>;
+    type Error = BoxError;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, BoxError>> + Send>>;
 
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
-        self.inner.poll_ready(cx)
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.inner.poll_ready(cx).map_err(Into::into)
     }
 
     fn call(&mut self, request: Request<R>) -> Self::Future {
@@ -164,9 +188,12 @@ where
             at
         };
         let answer = self.inner.call(request);
+        let patience = self.patience;
         Box::pin(async move {
             tokio::time::sleep_until(at).await;
-            let response = answer.await?;
+            let response = tokio::time::timeout(patience, answer).await;
+            let response =
+                response.map_err(|_| format!("no answer within {patience:?}"))?.map_err(Into::into)?;
             if lines && response.status().is_success() {
                 pulse.send_modify(|pulse| pulse.accepted += 1);
             }
@@ -188,10 +215,10 @@ struct BoundedBody<B> {
 impl<B> Body for BoundedBody<B>
 where
     B: Body<Data = Bytes> + Unpin,
-    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    B::Error: Into<BoxError>,
 {
     type Data = Bytes;
-    type Error = Box<dyn std::error::Error + Send + Sync>;
+    type Error = BoxError;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,

@@ -1,7 +1,8 @@
 //! One kind of objects, followed: lists and changes in order, with pauses after failures.
 //!
-//! The client's watcher lists, watches, and lists again where its past is gone (410). What it cannot do is here: it goes on after
-//! a line that it could not read, as if nothing had been in it; so everything is listed again then.
+//! The client's watcher lists, watches, and lists again where its past is gone (410). What it cannot do is
+//! here: it goes on after a line that it could not read, as if nothing had been in it; so everything is
+//! listed again then.
 
 use std::fmt::Debug;
 use std::pin::Pin;
@@ -15,12 +16,8 @@ use serde::de::DeserializeOwned;
 
 use super::client::Api;
 
-/// How long one watch lasts. A connection that died without a word is noticed that late.
-pub(crate) const WATCH_SECONDS: u32 = 60;
 /// Objects of one page.
 const PAGE: u32 = 250;
-/// The first pause after a failure, doubled with each up to 20 s.
-pub const PAUSE: Duration = Duration::from_millis(400);
 /// The longest pause, in first ones.
 const LONGEST: u32 = 50;
 
@@ -88,7 +85,14 @@ fn innermost(error: &(dyn std::error::Error + 'static)) -> String {
     while let Some(next) = cause.source() {
         cause = next;
     }
-    cause.to_string()
+    let cause = cause.to_string();
+    // A certificate that is not valid now is as often a clock that is wrong as one that was not renewed.
+    let untimely = ["not valid yet", "certificate expired"].iter().any(|part| cause.contains(part));
+    if untimely {
+        format!("{cause}: compare this machine's clock with the API server's, or renew its certificate")
+    } else {
+        cause
+    }
 }
 
 /// Objects of one kind in a namespace.
@@ -104,12 +108,12 @@ where
         + Send
         + 'static,
 {
-    let first = api.pause;
+    let (first, watch) = (api.pace.pause, api.pace.watch);
     let api = kube::Api::<K>::namespaced(api.client.clone(), namespace);
     let config = watcher::Config {
         label_selector: labels.map(str::to_owned),
         field_selector: name.map(|name| format!("metadata.name={name}")),
-        timeout: Some(WATCH_SECONDS),
+        timeout: Some(watch),
         page_size: Some(PAGE),
         ..watcher::Config::default()
     };

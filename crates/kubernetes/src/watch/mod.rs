@@ -7,7 +7,6 @@ mod object;
 mod pool;
 mod source;
 
-pub use client::{ClientError, Way};
-pub use follow::PAUSE;
-pub use pool::{PoolEndpoint, PoolRewrite, PoolSource, PoolState, follow_pool};
+pub use client::{ClientError, Pace, Way};
+pub use pool::{PoolEndpoint, PoolRewrite, PoolSelect, PoolSource, PoolState, follow_pool};
 pub use source::{Fleet, Select, Source, run};

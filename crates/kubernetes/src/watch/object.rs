@@ -134,6 +134,7 @@ struct PodSpec {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 struct ContainerSpec {
+    name: String,
     command: Option<Vec<String>>,
     args: Option<Vec<String>>,
     ports: Option<Vec<ContainerPort>>,
@@ -166,6 +167,8 @@ struct Condition {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct ContainerStatus {
+    name: String,
+    ready: bool,
     #[serde(rename = "containerID")]
     container_id: Option<String>,
     restart_count: u32,
@@ -200,6 +203,24 @@ fn named(metadata: &Meta) -> Pod {
 }
 
 impl PodObject {
+    /// Whether what listens at a port is ready: the pod, or the container of that port alone, where every
+    /// rank has a container of its own and another one is not ready. A pod that is held back by a readiness
+    /// gate is not.
+    pub(crate) fn is_ready_at(&self, port: u16) -> bool {
+        let conditions = || self.status.conditions.iter().flatten();
+        let is =
+            |name: &str, status: &str| conditions().any(|one| one.r#type == name && one.status == status);
+        if is("Ready", "True") {
+            return true;
+        }
+        let listens = |one: &&ContainerSpec| one.ports.iter().flatten().any(|at| at.container_port == port);
+        let mut here = self.spec.containers.iter().flatten().filter(listens);
+        let (Some(one), None) = (here.next(), here.next()) else { return false };
+        let statuses = self.status.container_statuses.iter().flatten();
+        is("ContainersReady", "False")
+            && statuses.into_iter().any(|status| status.name == one.name && status.ready)
+    }
+
     /// What it says of an engine.
     pub(crate) fn read(self) -> Pod {
         let containers = self.spec.containers.unwrap_or_default();

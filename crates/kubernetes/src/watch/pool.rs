@@ -12,12 +12,13 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::client::{Api, Way};
+use super::client::{Api, Pace, Way};
 use super::follow::{Failure, Objects, Seen, objects};
 use super::object::{
     Extension, Llmd, ObjectiveObject, PodObject, PoolObject, PoolRead, RewriteObject, RewriteRule, identity,
 };
 use super::source::next;
+use crate::names;
 use crate::pod::Pod;
 
 /// Changes within this are sent together.
@@ -32,10 +33,33 @@ pub struct PoolSource {
     pub way: Way,
     /// The namespace; the account's when absent.
     pub namespace: Option<String>,
-    /// Its name.
-    pub name: String,
-    /// The first pause after a failure: [`super::PAUSE`].
-    pub pause: Duration,
+    /// Which pods are its endpoints.
+    pub select: PoolSelect,
+    /// How patient it is.
+    pub pace: Pace,
+}
+
+/// Which pods a picker serves.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PoolSelect {
+    /// Those of the `InferencePool` of this name, with its objectives and rewrites.
+    Named(String),
+    /// Those with these labels, at these ports: without a pool there are neither objectives nor rewrites.
+    Labels {
+        /// The selector.
+        selector: String,
+        /// One for each rank.
+        ports: Vec<u16>,
+    },
+}
+
+impl std::fmt::Display for PoolSelect {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Named(name) => f.write_str(name),
+            Self::Labels { selector, .. } => f.write_str(selector),
+        }
+    }
 }
 
 /// What a picker goes by.
@@ -60,7 +84,7 @@ pub struct PoolEndpoint {
     pub address: SocketAddr,
     /// Its rank, where the pool has a port for each.
     pub rank: Option<u32>,
-    /// The pod is ready, and stays.
+    /// The pod is ready, or the container that listens here, and stays.
     pub ready: bool,
     /// Labels of the pod that say something of it.
     pub labels: BTreeMap<String, String>,
@@ -79,10 +103,10 @@ pub struct PoolRewrite {
 pub async fn follow_pool(source: PoolSource, state: watch::Sender<PoolState>, stop: CancellationToken) {
     let forever = async {
         loop {
-            match source.way.connect(source.pause).await {
+            match source.way.connect(source.pace).await {
                 Ok(api) => follow(&source, &api, &state).await,
                 Err(error) => {
-                    warn!(pool = source.name, %error, "inference pool not watched: no client");
+                    warn!(pool = %source.select, %error, "inference pool not watched: no client");
                     tokio::time::sleep(Duration::from_secs(5)).await;
                 }
             }
@@ -111,6 +135,11 @@ where
 {
     fn new(objects: Option<Objects<K>>) -> Self {
         Self { objects, coming: BTreeMap::new(), known: BTreeMap::new(), listed: false }
+    }
+
+    /// Of a pool that is named; without one there is nothing to wait for.
+    fn of(pool: Option<&str>, objects: impl FnOnce(&str) -> Objects<K>) -> Self {
+        Self { listed: pool.is_none(), ..Self::new(pool.map(objects)) }
     }
 
     async fn next(&mut self) -> Seen<K> {
@@ -142,14 +171,23 @@ where
 
 async fn follow(source: &PoolSource, api: &Api, state: &watch::Sender<PoolState>) {
     let namespace = source.namespace.clone().unwrap_or_else(|| api.namespace.clone());
-    let mut pools = Table::new(Some(objects::<PoolObject>(api, &namespace, None, Some(&source.name))));
-    let mut pods = Table::<PodObject>::new(None);
-    let mut objectives = Table::new(Some(objects::<ObjectiveObject<Extension>>(api, &namespace, None, None)));
-    let mut rewrites = Table::new(Some(objects::<RewriteObject<Extension>>(api, &namespace, None, None)));
-    let mut llmd_objectives = Table::new(Some(objects::<ObjectiveObject<Llmd>>(api, &namespace, None, None)));
-    let mut llmd_rewrites = Table::new(Some(objects::<RewriteObject<Llmd>>(api, &namespace, None, None)));
-    let mut pool: Option<PoolRead> = None;
-    let mut optional = [false; OPTIONAL];
+    let (named, mut pool) = match &source.select {
+        PoolSelect::Named(name) => (Some(name.as_str()), None),
+        PoolSelect::Labels { selector, ports } => {
+            (None, Some(PoolRead { selector: selector.clone(), ports: ports.clone() }))
+        }
+    };
+    let name = named.unwrap_or_default();
+    let select = |selector: &str| objects::<PodObject>(api, &namespace, Some(selector), None);
+    let mut pods = Table::new(pool.as_ref().map(|pool| select(&pool.selector)));
+    let mut pools = Table::of(named, |name| objects::<PoolObject>(api, &namespace, None, Some(name)));
+    let mut objectives =
+        Table::of(named, |_| objects::<ObjectiveObject<Extension>>(api, &namespace, None, None));
+    let mut rewrites = Table::of(named, |_| objects::<RewriteObject<Extension>>(api, &namespace, None, None));
+    let mut llmd_objectives =
+        Table::of(named, |_| objects::<ObjectiveObject<Llmd>>(api, &namespace, None, None));
+    let mut llmd_rewrites = Table::of(named, |_| objects::<RewriteObject<Llmd>>(api, &namespace, None, None));
+    let mut optional = [named.is_none(); OPTIONAL];
     let mut said: Option<Failure> = None;
     let mut send_at: Option<tokio::time::Instant> = None;
     loop {
@@ -165,10 +203,10 @@ async fn follow(source: &PoolSource, api: &Api, state: &watch::Sender<PoolState>
                 let now = pools.known.values().next().map(PoolObject::read).filter(|_| pools.listed);
                 if now != pool && pools.listed {
                     let selector = now.as_ref().map(|one| one.selector.clone()).filter(|one| !one.is_empty());
-                    info!(pool = source.name, namespace, selector, "inference pool changed");
+                    info!(pool = name, namespace, selector, "inference pool changed");
                     if selector != pool.as_ref().map(|one| one.selector.clone()) {
                         // The pods of the old selector stay until those of the new one are listed.
-                        let followed = selector.map(|one| objects::<PodObject>(api, &namespace, Some(&one), None));
+                        let followed = selector.map(|one| select(&one));
                         if followed.is_none() {
                             pods.known.clear();
                         }
@@ -187,10 +225,10 @@ async fn follow(source: &PoolSource, api: &Api, state: &watch::Sender<PoolState>
                 send_at = None;
                 let known = [objectives.listed, rewrites.listed, llmd_objectives.listed, llmd_rewrites.listed];
                 let all = known.iter().zip(optional).all(|(listed, absent)| *listed || absent);
-                let priorities = objectives.known.values().filter_map(|one| one.read(&source.name));
-                let priorities = priorities.chain(llmd_objectives.known.values().filter_map(|one| one.read(&source.name)));
-                let rules = rewrites.known.values().filter_map(|one| one.read(&source.name));
-                let rules = rules.chain(llmd_rewrites.known.values().filter_map(|one| one.read(&source.name)));
+                let priorities = objectives.known.values().filter_map(|one| one.read(name));
+                let priorities = priorities.chain(llmd_objectives.known.values().filter_map(|one| one.read(name)));
+                let rules = rewrites.known.values().filter_map(|one| one.read(name));
+                let rules = rules.chain(llmd_rewrites.known.values().filter_map(|one| one.read(name)));
                 let now = PoolState {
                     endpoints: endpoints(pool.as_ref(), pods.known.values()),
                     objectives: priorities.collect(),
@@ -211,7 +249,7 @@ async fn follow(source: &PoolSource, api: &Api, state: &watch::Sender<PoolState>
             if said.as_ref() != Some(&failure) {
                 let failed = format!("{failure:?}");
                 warn!(
-                    pool = source.name,
+                    pool = %source.select,
                     namespace, failed, "inference pool: a request failed; what is known stays"
                 );
             }
@@ -234,23 +272,39 @@ fn settled(failure: Option<Failure>, absent: &mut bool) -> Option<Failure> {
 
 fn endpoints<'p>(pool: Option<&PoolRead>, pods: impl Iterator<Item = &'p PodObject>) -> Vec<PoolEndpoint> {
     let Some(pool) = pool else { return Vec::new() };
-    let mut all = Vec::new();
-    let mut pods: Vec<Pod> = pods.cloned().map(PodObject::read).filter(|pod| !pod.over).collect();
-    pods.sort_by(|one, other| (&one.name, &one.uid).cmp(&(&other.name, &other.uid)));
-    for mut pod in pods {
-        let Some(ip) = pod.address else { continue };
-        pod.keep(&["kvplane.io/engine", "kvplane.io/rank"]);
+    // Of several pods at one address, one that is ready; then the youngest.
+    let mut owners: BTreeMap<SocketAddr, ((bool, String, String), PoolEndpoint)> = BTreeMap::new();
+    for object in pods {
+        let mut pod = object.clone().read();
+        let Some(ip) = pod.address.filter(|_| !pod.over) else { continue };
+        pod.keep(&names::ACTIVE_PORTS);
+        let active = active_ports(&pod);
         for (rank, port) in pool.ports.iter().enumerate() {
-            all.push(PoolEndpoint {
+            if active.as_ref().is_some_and(|active| !active.contains(port)) {
+                continue;
+            }
+            let endpoint = PoolEndpoint {
                 pod: pod.place(),
                 address: SocketAddr::new(ip, *port),
                 rank: (pool.ports.len() > 1).then_some(rank as u32),
-                ready: pod.ready && !pod.leaving,
+                ready: object.is_ready_at(*port) && !pod.leaving,
                 labels: pod.labels.clone(),
-            });
+            };
+            let claim = (endpoint.ready, pod.created.clone(), pod.uid.clone());
+            if owners.get(&endpoint.address).is_none_or(|(known, _)| *known < claim) {
+                owners.insert(endpoint.address, (claim, endpoint));
+            }
         }
     }
+    let mut all: Vec<PoolEndpoint> = owners.into_values().map(|(_, endpoint)| endpoint).collect();
+    all.sort_by(|one, other| (&one.pod, one.address).cmp(&(&other.pod, other.address)));
     all
+}
+
+/// Ports of the pool's that the pod listens at, where it says so. What is no port is passed over, as by other pickers.
+fn active_ports(pod: &Pod) -> Option<Vec<u16>> {
+    let text = names::ACTIVE_PORTS.iter().find_map(|name| pod.annotations.get(*name))?;
+    Some(text.split(',').filter_map(|port| port.trim().parse().ok()).collect())
 }
 
 /// Rules, the oldest object's first.

@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::ask;
-use super::client::{Api, Way};
+use super::client::{Api, Pace, Way};
 use super::follow::{Failure, Objects, Seen, objects};
 use super::object::{PodObject, PoolObject, PoolRead, SliceObject, identity};
 use crate::board::{Board, SourceState};
@@ -49,8 +49,8 @@ pub struct Source {
     pub settings: Settings,
     /// How long engines of pods that are gone stay: [`crate::LINGER_MS`].
     pub linger_ms: u64,
-    /// The first pause after a failure: [`super::PAUSE`].
-    pub pause: Duration,
+    /// How patient it is.
+    pub pace: Pace,
 }
 
 /// Which pods are engines.
@@ -80,7 +80,7 @@ pub async fn run(
     stop: CancellationToken,
 ) {
     let at = board.add(source.name.clone(), kvplane_runtime::unix_ms());
-    let first = source.pause;
+    let first = source.pace.pause;
     let mut pause = first;
     let mut running = Running {
         cluster: Cluster::new(source.settings.clone()).lingering(source.linger_ms),
@@ -98,7 +98,7 @@ pub async fn run(
     };
     let forever = async {
         loop {
-            match running.source.way.connect(running.source.pause).await {
+            match running.source.way.connect(running.source.pace).await {
                 Ok(api) => {
                     let lists = running.lists;
                     running.follow(api).await;
@@ -122,7 +122,7 @@ struct Running<F> {
     at: usize,
     fleet: F,
     client: HttpClient,
-    /// What the fleet was told.
+    /// What was passed to the fleet.
     wanted: BTreeMap<String, Wanted>,
     /// What it did not take.
     refused: BTreeMap<String, Wanted>,
@@ -204,7 +204,7 @@ impl<F: Fleet> Running<F> {
                     look = true;
                     if let Some(model) = model {
                         asked.remove(&uid);
-                        self.cluster.told(&uid, &model);
+                        self.cluster.learn_model(&uid, &model);
                         self.soon();
                     }
                 }

@@ -80,7 +80,7 @@ fn group(pod: &Pod) -> (String, u32) {
     }
 }
 
-/// What the API server has, and who was told of it.
+/// What the API server has, and what was passed on.
 #[derive(Default)]
 struct World {
     pods: Vec<(Pod, bool)>,

@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod histories;
+#[cfg(feature = "watch")]
+mod remote;
 mod rules;
 #[cfg(feature = "watch")]
 mod server;

@@ -241,7 +241,7 @@ fn the_model_is_asked_for_where_nobody_says_it() {
     assert_eq!(cluster.engines().count(), 0);
     let questions = cluster.questions();
     assert_eq!((questions[0].uid.as_str(), questions[0].url.as_str()), ("u", "http://10.0.0.7:8000"));
-    cluster.told("u", "llama");
+    cluster.learn_model("u", "llama");
     cluster.settle(0);
     let wanted = cluster.engines().next().unwrap().clone();
     assert_eq!(rule(&wanted, "model"), ("llama", "asked at http://10.0.0.7:8000/v1/models"));

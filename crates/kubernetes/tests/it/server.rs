@@ -1,9 +1,10 @@
-//! An API server, as far as a watcher can tell: lists with pages, watches, selectors, bookmarks, versions that are too old,
-//! and everything that goes wrong.
+//! An API server, as far as a watcher can tell: lists with pages, watches, selectors, bookmarks, versions
+//! that are too old, and everything that goes wrong.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::convert::Infallible;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,11 +13,15 @@ use axum::body::{Body, Bytes};
 use axum::extract::{Path, Query, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
+use axum::routing::{delete, get, patch, post};
 use futures::{Stream, StreamExt as _};
 use parking_lot::Mutex;
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use serde_json::{Value, json};
 use tokio::sync::watch;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::pki_types::PrivateKeyDer;
+use tokio_rustls::rustls::{self, ServerConfig};
 
 /// What the next request gets.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,11 +29,13 @@ pub(crate) enum Fault {
     Forbidden,
     Unauthorized,
     Error,
-    /// No answer.
+    /// No answer for a while.
     Hang,
+    /// No answer at all, and no end.
+    Silence,
     /// The body ends in the middle of a line.
     Cut,
-    /// A line that is none.
+    /// An invalid line.
     Garbage,
     /// These lines, and then the end.
     Lines(String),
@@ -53,6 +60,8 @@ struct World {
     /// Kinds that are not installed.
     absent: Vec<String>,
     requests: u64,
+    /// Objects that were created over the API.
+    made: u64,
 }
 
 /// The server. Cheap to clone.
@@ -69,7 +78,11 @@ impl ApiServer {
         let address = listener.local_addr().unwrap();
         let server = Self { world: Arc::default(), changed: watch::channel(0).0, address };
         let app = Router::new()
-            .route("/api/v1/namespaces/{namespace}/{plural}", get(core))
+            .route("/api/v1/namespaces", post(created_namespace))
+            .route("/api/v1/namespaces/{namespace}", delete(async || json!({}).to_string()))
+            .route("/api/v1/namespaces/{namespace}/{plural}", get(core).post(created))
+            .route("/api/v1/namespaces/{namespace}/{plural}/{name}", patch(patched).delete(deleted))
+            .route("/api/v1/namespaces/{namespace}/{plural}/{name}/status", patch(patched_status))
             .route("/apis/{group}/{version}/namespaces/{namespace}/{plural}", get(other))
             .with_state(server.clone());
         kvplane_runtime::spawn("api server", async move {
@@ -79,18 +92,9 @@ impl ApiServer {
     }
 
     /// A kubeconfig for it, in a file of its own.
-    pub(crate) fn kubeconfig(&self, token_file: Option<&std::path::Path>) -> std::path::PathBuf {
-        let file =
-            std::env::temp_dir().join(format!("kubeconfig-{}-{}", std::process::id(), self.address.port()));
+    pub(crate) fn kubeconfig(&self, token_file: Option<&std::path::Path>) -> PathBuf {
         let user = token_file.map_or_else(|| json!({}), |file| json!({"tokenFile": file}));
-        let config = json!({
-            "apiVersion": "v1", "kind": "Config", "current-context": "c",
-            "clusters": [{"name": "c", "cluster": {"server": format!("http://{}", self.address)}}],
-            "users": [{"name": "u", "user": user}],
-            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u", "namespace": "ns"}}],
-        });
-        std::fs::write(&file, config.to_string()).unwrap();
-        file
+        kubeconfig(self.address, &json!({"server": format!("http://{}", self.address)}), &user)
     }
 
     fn change(&self, change: impl FnOnce(&mut World)) {
@@ -172,6 +176,171 @@ impl ApiServer {
     }
 }
 
+fn kubeconfig(address: SocketAddr, cluster: &Value, user: &Value) -> PathBuf {
+    let file = std::env::temp_dir().join(format!("kubeconfig-{}-{}", std::process::id(), address.port()));
+    let config = json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "c",
+        "clusters": [{"name": "c", "cluster": cluster}],
+        "users": [{"name": "u", "user": user}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u", "namespace": "ns"}}],
+    });
+    std::fs::write(&file, config.to_string()).unwrap();
+    file
+}
+
+/// TLS in front of a server, with certificates for the years that a test chooses.
+pub(crate) struct Front {
+    issuer: CertifiedIssuer<'static, KeyPair>,
+    accepting: Arc<Mutex<TlsAcceptor>>,
+    cuts: watch::Sender<u64>,
+    address: SocketAddr,
+}
+
+impl Front {
+    pub(crate) async fn start(server: &ApiServer, years: std::ops::Range<i32>) -> Self {
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+        let accepting = Arc::new(Mutex::new(acceptor(&issuer, years)));
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (address, behind) = (listener.local_addr().unwrap(), server.address);
+        let acceptors = accepting.clone();
+        let (cuts, cut) = watch::channel(0);
+        kvplane_runtime::spawn("tls", async move {
+            loop {
+                let (stream, _) = listener.accept().await.unwrap();
+                let acceptor = acceptors.lock().clone();
+                let mut cut = cut.clone();
+                cut.mark_unchanged();
+                kvplane_runtime::spawn("tls connection", async move {
+                    let Ok(mut stream) = acceptor.accept(stream).await else { return };
+                    let mut behind = tokio::net::TcpStream::connect(behind).await.unwrap();
+                    tokio::select! {
+                        _ = tokio::io::copy_bidirectional(&mut stream, &mut behind) => {}
+                        _ = cut.changed() => {}
+                    }
+                });
+            }
+        });
+        Self { issuer, accepting, cuts, address }
+    }
+
+    /// Cuts every connection.
+    pub(crate) fn cut(&self) {
+        self.cuts.send_modify(|cuts| *cuts += 1);
+    }
+
+    /// A certificate for other years.
+    pub(crate) fn renew(&self, years: std::ops::Range<i32>) {
+        *self.accepting.lock() = acceptor(&self.issuer, years);
+    }
+
+    pub(crate) fn kubeconfig(&self) -> PathBuf {
+        let ca = std::env::temp_dir().join(format!("ca-{}-{}.pem", std::process::id(), self.address.port()));
+        std::fs::write(&ca, self.issuer.pem()).unwrap();
+        let cluster = json!({"server": format!("https://{}", self.address), "certificate-authority": ca});
+        kubeconfig(self.address, &cluster, &json!({}))
+    }
+}
+
+fn acceptor(issuer: &CertifiedIssuer<'static, KeyPair>, years: std::ops::Range<i32>) -> TlsAcceptor {
+    let mut params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
+    params.not_before = rcgen::date_time_ymd(years.start, 1, 1);
+    params.not_after = rcgen::date_time_ymd(years.end, 1, 1);
+    let key = KeyPair::generate().unwrap();
+    let certificate = params.signed_by(&key, issuer).unwrap();
+    let key = PrivateKeyDer::Pkcs8(key.serialize_der().into());
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let config = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![certificate.der().clone()], key)
+        .unwrap();
+    TlsAcceptor::from(Arc::new(config))
+}
+
+fn answered(code: u16, object: &Value) -> Response {
+    let header = [(header::CONTENT_TYPE, "application/json")];
+    (StatusCode::from_u16(code).unwrap(), header, object.to_string()).into_response()
+}
+
+async fn created_namespace(body: Bytes) -> Response {
+    answered(201, &serde_json::from_slice(&body).unwrap())
+}
+
+/// An object is created: the server gives it its uid and its time.
+async fn created(
+    server: State<ApiServer>,
+    Path((namespace, plural)): Path<(String, String)>,
+    body: Bytes,
+) -> Response {
+    let mut object: Value = serde_json::from_slice(&body).unwrap();
+    let name = object["metadata"]["name"].as_str().unwrap().to_owned();
+    let made = {
+        let mut world = server.world.lock();
+        if world.objects.get(&plural).is_some_and(|all| all.contains_key(&name)) {
+            return refused(409, "AlreadyExists", &format!("{plural} {name:?} already exists"));
+        }
+        world.made += 1;
+        world.made
+    };
+    object["metadata"]["namespace"] = namespace.into();
+    object["metadata"]["uid"] = format!("uid-{made}").into();
+    object["metadata"]["creationTimestamp"] = format!("2026-11-18T{:02}:00:00Z", made % 24).into();
+    server.put(&plural, object.clone());
+    answered(201, &object)
+}
+
+async fn patched(
+    server: State<ApiServer>,
+    Path((_, plural, name)): Path<(String, String, String)>,
+    body: Bytes,
+) -> Response {
+    let change: Value = serde_json::from_slice(&body).unwrap();
+    let known = server.world.lock().objects.get(&plural).and_then(|all| all.get(&name)).cloned();
+    let Some(mut object) = known else {
+        return refused(404, "NotFound", &format!("{plural} {name:?} not found"));
+    };
+    merge(&mut object, change);
+    server.put(&plural, object.clone());
+    answered(200, &object)
+}
+
+async fn patched_status(
+    server: State<ApiServer>,
+    path: Path<(String, String, String)>,
+    body: Bytes,
+) -> Response {
+    patched(server, path, body).await
+}
+
+async fn deleted(
+    server: State<ApiServer>,
+    Path((_, plural, name)): Path<(String, String, String)>,
+) -> Response {
+    server.delete(&plural, &name);
+    answered(200, &json!({"kind": "Status", "status": "Success"}))
+}
+
+/// RFC 7396.
+fn merge(into: &mut Value, change: Value) {
+    let Value::Object(change) = change else {
+        *into = change;
+        return;
+    };
+    if !into.is_object() {
+        *into = json!({});
+    }
+    for (key, value) in change {
+        if value.is_null() {
+            into.as_object_mut().unwrap().remove(&key);
+        } else {
+            merge(&mut into[&key], value);
+        }
+    }
+}
+
 type Asked = Query<BTreeMap<String, String>>;
 
 async fn core(
@@ -243,6 +412,7 @@ async fn answer(
         Some(Fault::Forbidden) => return refused(403, "Forbidden", "forbidden: RBAC caches are cold"),
         Some(Fault::Unauthorized) => return refused(401, "Unauthorized", "Unauthorized"),
         Some(Fault::Error) => return refused(500, "InternalError", "etcd leader changed"),
+        Some(Fault::Silence) => return std::future::pending().await,
         Some(Fault::Hang) => {
             tokio::time::sleep(Duration::from_millis(700)).await;
             return refused(504, "Timeout", "timed out");

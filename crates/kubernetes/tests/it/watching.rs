@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
-use kvplane_kubernetes::watch::{Fleet, PoolSource, PoolState, Select, Source, Way, follow_pool, run};
+use kvplane_kubernetes::watch::{
+    Fleet, Pace, PoolSelect, PoolSource, PoolState, Select, Source, Way, follow_pool, run,
+};
 use kvplane_kubernetes::{Board, ModelRule, Settings, SourceReport, SourceState, Wanted, Where};
 use kvplane_transport::HttpClient;
 use parking_lot::Mutex;
@@ -14,22 +16,22 @@ use proptest::test_runner::{Config, TestRunner};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use crate::server::{ApiServer, Fault};
+use crate::server::{ApiServer, Fault, Front};
 
 const DEADLINE: Duration = Duration::from_secs(30);
 
 /// A fleet that only remembers.
 #[derive(Debug, Clone, Default)]
-struct Memory {
-    engines: Arc<Mutex<BTreeMap<String, Wanted>>>,
-    /// Names in the order in which they were told, with a `-` in front of those that went.
-    told: Arc<Mutex<Vec<String>>>,
+pub(crate) struct Memory {
+    pub(crate) engines: Arc<Mutex<BTreeMap<String, Wanted>>>,
+    /// Names in the order in which they were reported, with a `-` in front of those that went.
+    touched_engines: Arc<Mutex<Vec<String>>>,
 }
 
 impl Fleet for Memory {
     fn change(&mut self, changes: Vec<(String, Option<Wanted>)>) -> BoxFuture<'_, Vec<(String, String)>> {
         for (id, wanted) in changes {
-            self.told.lock().push(if wanted.is_some() { id.clone() } else { format!("-{id}") });
+            self.touched_engines.lock().push(if wanted.is_some() { id.clone() } else { format!("-{id}") });
             match wanted {
                 Some(wanted) => self.engines.lock().insert(id, wanted),
                 None => self.engines.lock().remove(&id),
@@ -39,33 +41,43 @@ impl Fleet for Memory {
     }
 }
 
-struct Rig {
-    server: ApiServer,
+/// A source that runs; `S` is what it watches.
+pub(crate) struct Rig<S = ApiServer> {
+    pub(crate) server: S,
     memory: Memory,
     board: Board,
     stop: CancellationToken,
 }
 
-impl Drop for Rig {
+impl<S> Drop for Rig<S> {
     fn drop(&mut self) {
         self.stop.cancel();
     }
 }
 
 fn source(server: &ApiServer, token_file: Option<&std::path::Path>) -> Source {
+    source_at(server.kubeconfig(token_file), "ns")
+}
+
+pub(crate) fn source_at(kubeconfig: std::path::PathBuf, namespace: &str) -> Source {
     Source {
         name: "test".to_owned(),
-        way: Way::Kubeconfig { file: server.kubeconfig(token_file), context: None },
-        namespace: Some("ns".to_owned()),
+        way: Way::Kubeconfig { file: kubeconfig, context: None },
+        namespace: Some(namespace.to_owned()),
         select: Select::Labels("app=vllm".to_owned()),
         slices: false,
         settings: Settings { model: ModelRule::Is("m".to_owned()), ..Settings::default() },
         linger_ms: 50,
-        pause: Duration::from_millis(20),
+        pace: quick(),
     }
 }
 
-fn start(server: ApiServer, source: Source) -> Rig {
+/// A source that does not wait long after a failure.
+fn quick() -> Pace {
+    Pace { pause: Duration::from_millis(20), ..Pace::default() }
+}
+
+pub(crate) fn start<S>(server: S, source: Source) -> Rig<S> {
     let rig =
         Rig { server, memory: Memory::default(), board: Board::default(), stop: CancellationToken::new() };
     let running = run(source, rig.board.clone(), rig.memory.clone(), HttpClient::new(), rig.stop.clone());
@@ -73,8 +85,8 @@ fn start(server: ApiServer, source: Source) -> Rig {
     rig
 }
 
-impl Rig {
-    fn engines(&self) -> BTreeMap<String, String> {
+impl<S> Rig<S> {
+    pub(crate) fn engines(&self) -> BTreeMap<String, String> {
         let engines = self.memory.engines.lock();
         let at = |wanted: &Wanted| match &wanted.at {
             Where::Known(ranks) => ranks.iter().map(|rank| rank.events.clone()).collect::<Vec<_>>().join(" "),
@@ -83,24 +95,30 @@ impl Rig {
         engines.iter().map(|(id, wanted)| (id.clone(), at(wanted))).collect()
     }
 
-    fn report(&self) -> SourceReport {
+    pub(crate) fn report(&self) -> SourceReport {
         self.board.sources().pop().unwrap_or_default()
     }
 
-    async fn until(&self, what: &str, is: impl Fn(&Self) -> bool) {
+    pub(crate) async fn until(&self, what: &str, is: impl Fn(&Self) -> bool) {
         let waited = tokio::time::timeout(DEADLINE, async {
             while !is(self) {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         });
-        let told = || (self.engines(), self.report(), self.memory.told.lock().clone());
-        assert!(waited.await.is_ok(), "{what}: {:#?}", told());
+        let touched_engines = || (self.engines(), self.report(), self.memory.touched_engines.lock().clone());
+        assert!(waited.await.is_ok(), "{what}: {:#?}", touched_engines());
     }
 
     async fn until_engines(&self, expected: &[(&str, u8)]) {
-        let at = |address: &u8| format!("tcp://10.0.0.{address}:5557");
-        let expected: BTreeMap<String, String> =
-            expected.iter().map(|(name, address)| (format!("ns/{name}"), at(address))).collect();
+        let named =
+            expected.iter().map(|(name, address)| (format!("ns/{name}"), format!("10.0.0.{address}")));
+        self.until_engines_at(named.collect()).await;
+    }
+
+    /// Waits until the engines are these: their names and addresses.
+    pub(crate) async fn until_engines_at(&self, expected: BTreeMap<String, String>) {
+        let at = |(name, address)| (name, format!("tcp://{address}:5557"));
+        let expected: BTreeMap<String, String> = expected.into_iter().map(at).collect();
         self.until(&format!("{expected:?}"), |rig| rig.engines() == expected).await;
     }
 }
@@ -167,8 +185,8 @@ async fn what_a_real_server_said_is_understood() {
         format!("{event}\n")
     });
     let lines: Vec<String> = lines.collect();
-    // The label leaves and comes back, under the same uid; the pod is deleted; the server has no streaming lists, and then
-    // the past is too old.
+    // The label leaves and comes back, under the same uid; the pod is deleted; the server has no streaming
+    // lists, and then the past is too old.
     server.fail(Fault::Lines(lines[..3].concat()));
     server.fail(Fault::Lines(lines[3..].concat() + &read("pods-watchlist.jsonl") + &read("expired.json")));
     let source = Source { namespace: Some("default".to_owned()), ..source(&server, None) };
@@ -226,8 +244,8 @@ async fn without_rights_without_a_server_and_without_a_token_what_is_known_stays
     rig.until_engines(&[("b", 2), ("c", 3)]).await;
     rig.until("watching again", |rig| rig.report().problem.is_none()).await;
     // Nothing was ever removed but what was gone.
-    let told = rig.memory.told.lock().clone();
-    assert_eq!(told.iter().filter(|one| one.starts_with('-')).collect::<Vec<_>>(), ["-ns/a"]);
+    let touched_engines = rig.memory.touched_engines.lock().clone();
+    assert_eq!(touched_engines.iter().filter(|one| one.starts_with('-')).collect::<Vec<_>>(), ["-ns/a"]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -328,15 +346,10 @@ async fn a_picker_has_exactly_the_pool_s_pods_with_objectives_and_rewrites() {
     let source = PoolSource {
         way,
         namespace: Some("ns".to_owned()),
-        name: "p".to_owned(),
-        pause: Duration::from_millis(20),
+        select: PoolSelect::Named("p".to_owned()),
+        pace: quick(),
     };
     kvplane_runtime::spawn("pool", follow_pool(source, state, stop.clone()));
-    let until = async |followed: &mut tokio::sync::watch::Receiver<PoolState>,
-                       is: &dyn Fn(&PoolState) -> bool| {
-        let state = tokio::time::timeout(DEADLINE, followed.wait_for(|state| is(state))).await;
-        state.unwrap().unwrap().clone()
-    };
     let now = until(&mut followed, &|state| state.synced && state.endpoints.len() == 4).await;
     let endpoints: Vec<_> = now
         .endpoints
@@ -367,6 +380,119 @@ async fn a_picker_has_exactly_the_pool_s_pods_with_objectives_and_rewrites() {
     stop.cancel();
 }
 
+async fn until(
+    followed: &mut tokio::sync::watch::Receiver<PoolState>,
+    is: &dyn Fn(&PoolState) -> bool,
+) -> PoolState {
+    let state = tokio::time::timeout(DEADLINE, followed.wait_for(|state| is(state))).await;
+    state.unwrap().unwrap().clone()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ranks_are_ready_and_there_each_by_itself() {
+    let server = ApiServer::start().await;
+    // A container for each rank, and the second is not ready; a pod that another one follows at its address;
+    // a pod that listens at one port alone; and one that a readiness gate holds back.
+    let ranks = |name: &str, uid: &str, address: u8, ready: [bool; 2]| {
+        let mut pod = pod(name, uid, Some(address));
+        let container =
+            |n: usize| json!({"name": format!("rank-{n}"), "ports": [{"containerPort": 8000 + n}]});
+        pod["spec"]["containers"] = json!([container(0), container(1)]);
+        let status = |n: usize| json!({"name": format!("rank-{n}"), "ready": ready[n]});
+        pod["status"]["containerStatuses"] = json!([status(1), status(0)]);
+        let all = if ready == [true, true] { "True" } else { "False" };
+        pod["status"]["conditions"] =
+            json!([{"type": "Ready", "status": all}, {"type": "ContainersReady", "status": all}]);
+        pod
+    };
+    server.put("pods", ranks("a", "1", 1, [true, false]));
+    server.put("pods", ranks("old", "2", 2, [false, false]));
+    server.put("pods", ranks("young", "3", 2, [true, true]));
+    let mut sparse = ranks("sparse", "4", 4, [true, true]);
+    sparse["metadata"]["annotations"]["llm-d.ai/active-ports"] = "8001, nonsense".into();
+    server.put("pods", sparse);
+    let mut gated = ranks("gated", "5", 5, [true, true]);
+    gated["status"]["conditions"] =
+        json!([{"type": "Ready", "status": "False"}, {"type": "ContainersReady", "status": "True"}]);
+    server.put("pods", gated);
+    let way = Way::Kubeconfig { file: server.kubeconfig(None), context: None };
+    // Without a pool: by labels, and nothing else is asked for.
+    let select = PoolSelect::Labels { selector: "app=vllm".to_owned(), ports: vec![8000, 8001] };
+    let source = PoolSource { way, namespace: Some("ns".to_owned()), select, pace: quick() };
+    let (state, mut followed) = tokio::sync::watch::channel(PoolState::default());
+    let stop = CancellationToken::new();
+    kvplane_runtime::spawn("pool", follow_pool(source, state, stop.clone()));
+    let now = until(&mut followed, &|state| state.synced).await;
+    let shown = |state: &PoolState| -> Vec<(String, String, u32, bool)> {
+        let all = state.endpoints.iter();
+        all.map(|one| (one.pod.clone(), one.address.to_string(), one.rank.unwrap(), one.ready)).collect()
+    };
+    let at = |pod: &str, address: u8, rank: u32, ready: bool| {
+        (format!("ns/{pod}"), format!("10.0.0.{address}:{}", 8000 + rank), rank, ready)
+    };
+    let mut expected = vec![
+        at("a", 1, 0, true),
+        at("a", 1, 1, false),
+        at("gated", 5, 0, false),
+        at("gated", 5, 1, false),
+        at("sparse", 4, 1, true),
+        at("young", 2, 0, true),
+        at("young", 2, 1, true),
+    ];
+    assert_eq!(shown(&now), expected);
+    server.put("pods", ranks("a", "1", 1, [false, true]));
+    (expected[0].3, expected[1].3) = (false, true);
+    until(&mut followed, &|state| shown(state) == expected).await;
+    stop.cancel();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_api_server_that_says_nothing_is_found_out() {
+    let server = ApiServer::start().await;
+    server.put("pods", pod("a", "1", Some(1)));
+    // The list has an answer, the watch behind it never gets one; then neither has the list.
+    let pace = Pace { patience: Duration::from_millis(300), watch: 1, ..quick() };
+    let source = Source { pace, ..source(&server, None) };
+    let rig = start(server, source);
+    rig.until_engines(&[("a", 1)]).await;
+    for _ in 0..4 {
+        rig.server.fail(Fault::Silence);
+    }
+    rig.server.compact();
+    let silent = |rig: &Rig| {
+        rig.report().problem.is_some_and(|problem| problem.contains("no answer within"))
+            && rig.report().state == SourceState::Unreachable
+    };
+    rig.until("unreachable", silent).await;
+    assert_eq!(rig.engines().len(), 1, "what is known stays");
+    rig.server.put("pods", pod("b", "2", Some(2)));
+    rig.until_engines(&[("a", 1), ("b", 2)]).await;
+    rig.until("watching", |rig| rig.report().state == SourceState::Watching).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clocks_that_differ_are_named_and_nothing_is_lost() {
+    let server = ApiServer::start().await;
+    server.put("pods", pod("a", "1", Some(1)));
+    let front = Front::start(&server, 2000..2100).await;
+    let pace = Pace { patience: Duration::from_millis(300), watch: 1, ..quick() };
+    let source = Source { pace, ..source_at(front.kubeconfig(), "ns") };
+    let rig = start(server, source);
+    rig.until_engines(&[("a", 1)]).await;
+    for years in [2099..2100, 2000..2001] {
+        // It is seen by the connections that follow.
+        front.renew(years.clone());
+        front.cut();
+        let named = |rig: &Rig| rig.report().problem.is_some_and(|problem| problem.contains("clock"));
+        rig.until(&format!("a certificate for {years:?}"), named).await;
+        assert_eq!(rig.engines().len(), 1, "what is known stays");
+    }
+    rig.server.put("pods", pod("b", "2", Some(2)));
+    front.renew(2000..2100);
+    rig.until_engines(&[("a", 1), ("b", 2)]).await;
+    rig.until("watching", |rig| rig.report().problem.is_none()).await;
+}
+
 #[derive(Debug, Clone)]
 enum Step {
     Put { name: usize, address: Option<u8> },
@@ -387,6 +513,7 @@ fn step() -> impl Strategy<Value = Step> {
         Just(Fault::Cut),
         Just(Fault::Garbage),
         Just(Fault::Hang),
+        Just(Fault::Silence),
     ];
     prop_oneof![
         6 => (0..4_usize, prop::option::weighted(0.8, 1..5_u8)).prop_map(|(name, address)| Step::Put { name, address }),
@@ -403,7 +530,8 @@ fn step() -> impl Strategy<Value = Step> {
 /// After any history that ends quietly, the engines are the pods that match.
 async fn history(steps: Vec<Step>) {
     let server = ApiServer::start().await;
-    let source = source(&server, None);
+    let pace = Pace { patience: Duration::from_millis(500), ..quick() };
+    let source = Source { pace, ..source(&server, None) };
     let rig = start(server, source);
     // Name to uid, address and label: what the cluster has.
     let mut truth: BTreeMap<usize, (u32, Option<u8>, bool)> = BTreeMap::new();
@@ -505,7 +633,7 @@ fn two_thousand_pods_cost_little() {
     let (board, stop) = (Board::default(), CancellationToken::new());
     let running = run(source(&server, None), board, memory.clone(), HttpClient::new(), stop.clone());
     // Nanoseconds of processor time of the thread that watches.
-    let (say, told) = std::sync::mpsc::sync_channel::<u64>(10_000);
+    let (say, touched_engines) = std::sync::mpsc::sync_channel::<u64>(10_000);
     let watching = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
@@ -525,9 +653,9 @@ fn two_thousand_pods_cost_little() {
     while memory.engines.lock().len() < PODS {
         std::thread::sleep(Duration::from_millis(50));
     }
-    let now = || std::iter::from_fn(|| told.try_recv().ok()).last();
+    let now = || std::iter::from_fn(|| touched_engines.try_recv().ok()).last();
     std::thread::sleep(Duration::from_secs(1));
-    memory.told.lock().clear();
+    memory.touched_engines.lock().clear();
     let (before, began) = (now().unwrap(), kvplane_runtime::now());
     // Gone, there without an address, with one, and ready: as a rollout does it.
     for n in 0..PODS / 6 {
@@ -550,14 +678,14 @@ fn two_thousand_pods_cost_little() {
         PODS / 6,
         load.trim()
     );
-    let touched = memory.told.lock().clone();
+    let touched = memory.touched_engines.lock().clone();
     assert!(touched.iter().all(|id| {
         id.trim_start_matches('-')
             .strip_prefix("ns/p")
             .is_some_and(|n| n.parse::<usize>().unwrap() < PODS / 6)
     }));
     stop.cancel();
-    drop(told);
+    drop(touched_engines);
     watching.join().unwrap();
     assert!(percent <= 2.0, "{percent:.2} %");
 }

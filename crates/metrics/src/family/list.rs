@@ -48,7 +48,7 @@ families! {
             "Engine sequence from which the history is complete; also 0 when nothing is known";
         gauge WAITING_BLOCKS "kvplane_stream_waiting_blocks" [engine rank model] "Blocks that wait for an unknown parent";
         gauge UNJOINED_BLOCKS "kvplane_stream_unjoined_blocks" [engine rank model]
-            "Blocks in colder tiers that came as hashes alone and could not be joined to a known block yet: held, credited to nobody. A figure that stays up is credit that is missing";
+            "Blocks in colder tiers that came as hashes alone and could not be joined to a known block yet: held, and credited to no engine. A value that stays high is missing credit";
         gauge DICTIONARY_BLOCKS "kvplane_stream_dictionary_blocks" [engine rank model] "Blocks known, held or not";
         gauge STATE_BYTES "kvplane_stream_state_bytes" [engine rank model] "Bytes of the live state (estimated)";
         gauge WINDOW_BYTES "kvplane_stream_window_bytes" [engine rank model] "Bytes of the replay window (estimated)";
@@ -88,7 +88,7 @@ families! {
         counter SILENCES "kvplane_stream_silences" [engine rank model]
             "Times a stream left live because nothing proved that its engine was there";
         counter INTERLEAVINGS "kvplane_stream_interleavings" [engine rank model]
-            "Times two publishers were heard under one topic";
+            "Times that two publishers used one topic";
         counter MISDIRECTED_INPUTS "kvplane_stream_misdirected_inputs" [engine rank model]
             "Inputs ignored because only another kind of source has them: a defect of kvplane";
         counter MALFORMED_FRAMES "kvplane_stream_malformed_frames" [engine rank model]
@@ -96,9 +96,9 @@ families! {
         counter UNKNOWN_EVENTS "kvplane_stream_unknown_events" [engine rank model] "Events of an unknown kind, skipped";
         counter UNKNOWN_FIELDS "kvplane_stream_unknown_fields" [engine rank model] "Unknown fields, ignored";
         counter UNKNOWN_REMOVALS "kvplane_stream_unknown_removals" [engine rank model]
-            "Removals of blocks that no place held. Normal after a loss or a late join";
+            "Removals of unknown blocks. Normal after a loss or a late join";
         counter MISPLACED_REMOVALS "kvplane_stream_misplaced_removals" [engine rank model]
-            "Removals that name another place than the one that holds the block; ignored";
+            "Removals that name the wrong place of a block; ignored";
         counter PROVEN_BLOCKS "kvplane_stream_proven_blocks" [engine rank model] "Blocks that a later store proved to be held";
         counter REANNOUNCED_BLOCKS "kvplane_stream_reannounced_blocks" [engine rank model]
             "Blocks that were announced again without another copy (vLLM's kv_cache_report_mode)";
@@ -119,7 +119,7 @@ families! {
 
     /// Where events come from.
     sources {
-        gauge PUBLISHERS_EXPECTED "kvplane_publishers_expected" [engine] "Ranks that are configured, or that the engine says it has";
+        gauge PUBLISHERS_EXPECTED "kvplane_publishers_expected" [engine] "Ranks that are configured, or that the engine reports";
         gauge PUBLISHERS_HEARD "kvplane_publishers_heard" [engine] "Ranks that are connected and have a verdict";
         gauge TROUBLE "kvplane_source_trouble" [engine rank trouble] "1 for the current trouble of the source; absent without trouble";
         counter TROUBLES "kvplane_source_troubles" [engine rank trouble] "Times that a kind of trouble began; absent until the first";
@@ -136,7 +136,7 @@ families! {
     prompts {
         counter TOKENIZED "kvplane_prompts_tokenized" [] "Text prompts tokenized";
         counter REFUSED "kvplane_prompts_refused" [] "Text prompts rejected";
-        counter WITHOUT_TOKENS "kvplane_prompts_without_tokens" [reason] "Texts of decisions that were made by load: their ids did not come in time, or too many others waited";
+        counter WITHOUT_TOKENS "kvplane_prompts_without_tokens" [reason] "Text prompts routed by load because their ids were late or too many texts waited, by reason";
         counter TOKENS "kvplane_prompt_tokens" [] "Token ids computed from text prompts";
         counter SECONDS_SPENT "kvplane_prompt_tokenize_seconds" [] "Time spent tokenizing";
         counter CONTRADICTIONS "kvplane_prompt_contradictions" [] "Engines found to compute different ids, once per finding";
@@ -162,6 +162,8 @@ families! {
         gauge CONNECTIONS "kvplane_connections" [listener] "Open connections of clients";
         counter CONNECTIONS_CLOSED "kvplane_connections_closed" [listener reason]
             "Connections refused or closed at a bound, by reason";
+        counter SOCKETS_REFUSED "kvplane_event_sockets_refused" [socket reason]
+            "Connections at ZeroMQ sockets (events that are heard, republished ones) refused, or closed for a fault of the peer's, by reason. Absent until there is one";
         gauge REQUEST_BYTES "kvplane_request_bytes" [] "Bytes of requests being received or decoded";
         counter REQUESTS_REFUSED "kvplane_requests_refused" [reason] "Requests refused at a bound, by reason";
     }
@@ -186,15 +188,15 @@ families! {
         counter GAINED_TOKENS "kvplane_route_gained_tokens" [] "Cached tokens delivered beyond the prediction: stored after the decision";
         counter LOST_TOKENS "kvplane_route_lost_tokens" [cause] "Cached before and not delivered, by cause";
         counter UNLEDGERED "kvplane_route_unledgered" [reason] "Bookings that ended without a report of what was delivered";
-        counter SETTLED "kvplane_route_receipts_settled" [] "Receipts for which somebody reported what was delivered";
-        counter EQUAL "kvplane_route_receipts_equal" [] "Of those, with as much delivered as predicted";
+        counter SETTLED "kvplane_route_receipts_settled" [] "Receipts with a report of delivered tokens";
+        counter EQUAL "kvplane_route_receipts_equal" [] "Settled receipts with as many tokens delivered as predicted";
         counter DRIFTS "kvplane_route_drifts" [] "Exact predictions that differ from what was delivered, without any event of the engine that says why: a defect of kvplane or of the engine";
         gauge LOADS "kvplane_route_loads" [source] "Endpoints by source of their load: bookings alone, a fresh report of the engine, or bookings because the last report is stale";
         counter LOAD_POLLS "kvplane_route_load_polls" [outcome] "Polls of engines' /metrics for their load, by outcome";
         gauge BOOKINGS "kvplane_route_bookings" [] "Requests in flight";
-        gauge TOLD_BOOKINGS "kvplane_route_bookings_of_others" [] "Requests in flight that other planes sent, as they tell over links";
+        gauge TOLD_BOOKINGS "kvplane_route_bookings_of_others" [] "Requests in flight of other planes, as reported over links";
         gauge SHARING_PLANES "kvplane_route_sharing_planes" [how] "Planes that share bookings: followed by this one, or following it";
-        counter SHARED_UPDATES "kvplane_route_shared_updates" [direction] "Updates of bookings that planes told, and were told";
+        counter SHARED_UPDATES "kvplane_route_shared_updates" [direction] "Updates of bookings exchanged with other planes, by direction";
         counter SHARED_REFUSED "kvplane_route_shared_updates_dropped" [reason] "Updates dropped: too many bookings of others, an engine that is not known here, or a plane that reads too slowly and begins anew";
         counter EXPIRED "kvplane_route_bookings_expired" [] "Bookings that expired after 300 s";
         counter REFUSED "kvplane_route_bookings_refused" [] "Bookings rejected because the table was full; the decision was made without one";
@@ -216,21 +218,24 @@ families! {
 
     /// The gateway. Absent without one.
     gateway {
-        counter REQUESTS "kvplane_gateway_requests" [api status] "Requests of clients, by API and by the hundreds of the status they were answered with";
-        counter DECISIONS "kvplane_gateway_decisions" [by] "Requests that were sent on, by how their engine was chosen: by the prompt's tokens, by load, or in turn";
-        counter WITHOUT_TOKENS "kvplane_gateway_without_tokens" [reason] "Requests that were decided without the tokens of their prompt, by why";
+        counter REQUESTS "kvplane_gateway_requests" [api status] "Requests of clients, by API and class of the response status";
+        counter DECISIONS "kvplane_gateway_decisions" [by] "Forwarded requests, by how their engine was chosen: by the prompt's tokens, by load, or round robin";
+        counter WITHOUT_TOKENS "kvplane_gateway_without_tokens" [reason] "Requests routed without the tokens of their prompt, by reason";
         counter ENDED "kvplane_gateway_ended" [how] "Answers of engines, by how they ended";
-        counter RETRIES "kvplane_gateway_retries" [reason] "Requests that were sent once more, by why";
-        counter UNRETRIED "kvplane_gateway_retries_refused" [] "Retries that were not made because the retry budget was used up";
+        counter RETRIES "kvplane_gateway_retries" [reason] "Retried requests, by reason";
+        counter UNRETRIED "kvplane_gateway_retries_refused" [] "Retries not made because the retry budget was used up";
         counter LIMITED "kvplane_gateway_limited" [limit] "Requests refused because their caller had reached a limit";
-        counter FORWARDED_IDS "kvplane_gateway_forwarded_ids" [] "Prompts that were sent to an engine as token ids";
-        counter WITHDRAWN_IDS "kvplane_gateway_withdrawn_ids" [] "Endpoints that were found to refuse or ignore token ids, and are sent text since";
-        gauge IN_FLIGHT "kvplane_gateway_in_flight" [] "Requests under way";
-        gauge HELD_BYTES "kvplane_gateway_held_bytes" [] "Bytes of requests' bodies that are held";
+        counter PREFILLS "kvplane_gateway_prefills" [where] "Requests of engines that only decode, by where their prompt was computed: apart, in place, or failed to be computed apart";
+        counter TRACES "kvplane_gateway_traces" [how] "Traced requests: sent to the collector, not taken by it, or dropped because too many waited";
+        counter REFUSED "kvplane_gateway_refused" [reason] "Requests refused at a bound of the gateway, by reason";
+        counter FORWARDED_IDS "kvplane_gateway_forwarded_ids" [] "Prompts forwarded as token ids";
+        counter WITHDRAWN_IDS "kvplane_gateway_withdrawn_ids" [] "Endpoints that reject or ignore token ids, and get text since";
+        gauge IN_FLIGHT "kvplane_gateway_in_flight" [] "Requests in progress";
+        gauge HELD_BYTES "kvplane_gateway_held_bytes" [] "Bytes of request bodies held";
         gauge ENDPOINTS "kvplane_gateway_endpoints" [standing] "Endpoints by whether they take requests: up, on trial, breaker open, or down";
-        histogram FIRST_TOKEN "kvplane_gateway_time_to_first_token_seconds" [] "From a request's head to the first byte of its streamed answer";
-        histogram PER_TOKEN "kvplane_gateway_time_per_output_token_seconds" [] "Time of each output token after the first, of streamed answers that say their usage";
-        histogram QUEUE "kvplane_gateway_queue_seconds" [] "From a request's head to its being sent to an engine: body, tokens and decision";
+        histogram FIRST_TOKEN "kvplane_gateway_time_to_first_token_seconds" [] "Time from the request head to the first byte of a streamed answer";
+        histogram PER_TOKEN "kvplane_gateway_time_per_output_token_seconds" [] "Time per output token after the first, for streamed answers with usage";
+        histogram QUEUE "kvplane_gateway_queue_seconds" [] "Time from the request head until it is sent to an engine: body, tokens and decision";
     }
 
     /// Fronts of engines.
@@ -262,14 +267,30 @@ families! {
     /// Sources of engines (`[[discover]]`).
     discovery {
         gauge CURRENT "kvplane_discovery_current" [source]
-            "1 while the source is watched: what is known is what is there. 0: engines stay as they were";
+            "1 while the source is watched and current; 0 while known engines stay as they were";
         gauge PODS "kvplane_discovery_pods" [source] "Pods that match";
         gauge ENGINES "kvplane_discovery_engines" [source] "Engines that they are";
-        counter LISTS "kvplane_discovery_lists" [source] "Lists that were read to their end";
-        counter CHANGES "kvplane_discovery_changes" [source] "Changes that were watched";
+        counter LISTS "kvplane_discovery_lists" [source] "Complete lists read";
+        counter CHANGES "kvplane_discovery_changes" [source] "Changes received";
         counter REFUSED_PODS "kvplane_discovery_refused_pods" [source] "Pods beyond the 16,384 that a source may have";
         counter FAILURES "kvplane_discovery_failures" [source reason]
             "Requests that failed, by reason: forbidden (401, 403), expired (410, listed again), failed; and conflict: engines that could not be added";
+    }
+
+    /// The durable journal, where `journal.dir` is configured.
+    journal {
+        gauge ON "kvplane_journal_on" [] "1 while streams are kept in the durable journal. 0: it is off until the next start, and then streams begin anew";
+        gauge OFF "kvplane_journal_off" [reason]
+            "1 for the reason why it is off: full, limit (journal.max_disk), failed, slow (a write that hangs, or too much that waits), damaged";
+        gauge BYTES "kvplane_journal_bytes" [] "Bytes of its files";
+        gauge SEGMENTS "kvplane_journal_segments" [] "Its files";
+        gauge QUEUED_BYTES "kvplane_journal_queued_bytes" [] "Bytes that wait to be written";
+        gauge RESTORED_STREAMS "kvplane_journal_restored_streams" [] "Streams that the start found whole";
+        gauge VOID_STREAMS "kvplane_journal_void_streams" [] "Streams of which the start found a part missing: they began anew";
+        gauge WAITING_STREAMS "kvplane_journal_waiting_streams" [] "Streams that were found and whose engine is not there yet";
+        counter STEPS "kvplane_journal_steps" [] "Steps of streams written";
+        counter WRITTEN_BYTES "kvplane_journal_written_bytes" [] "Bytes written";
+        counter COMPACTIONS "kvplane_journal_compactions" [] "Times that old files were replaced by what they lead to";
     }
 
     /// Other indexers whose dumps are taken where a stream's past is not known.
@@ -287,7 +308,7 @@ families! {
     reports {
         gauge CONNECTED "kvplane_report_connected" [server engine tenant model replica] "1 while there is a connection to the server";
         gauge FAILING "kvplane_report_failing" [server engine tenant model replica] "1 while the last call was rejected";
-        gauge BLOCKS "kvplane_report_blocks" [server engine tenant model replica] "Blocks that the server may hold";
+        gauge BLOCKS "kvplane_report_blocks" [server engine tenant model replica] "Blocks reported to the server";
         gauge PENDING_ADDS "kvplane_report_pending_adds" [server engine tenant model replica] "Blocks waiting to be reported";
         gauge PENDING_EVICTIONS "kvplane_report_pending_evictions" [server engine tenant model replica] "Evictions waiting to be reported";
         gauge PENDING_CLEAR "kvplane_report_pending_clear" [server engine tenant model replica]

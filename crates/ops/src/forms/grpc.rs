@@ -31,7 +31,7 @@ fn read_message(service: Service, way: &Way, message: &[u8]) -> Read {
         Reads::Message => read_detail(service, way, message),
         Reads::Reset | Reads::Flushed | Reads::Done | Reads::Json | Reads::Health => None,
     };
-    read.unwrap_or_else(|| Read::open(Meaning::Unknown, "the answer is no such message"))
+    read.unwrap_or_else(|| Read::open(Meaning::Unknown, "the answer is not the expected message"))
 }
 
 /// `FlushCacheResponse` and `ProfileResponse` have the same fields.
@@ -42,17 +42,17 @@ fn read_success(way: &Way, message: &[u8]) -> Option<Read> {
         text => format!(": {text}"),
     };
     Some(if success {
-        yes(way.covers, format!("the engine says that it is done{said}"))
+        yes(way.covers, format!("the engine reports success{said}"))
     } else {
-        Read::closed(Meaning::Refused, format!("the engine did not do it{said}"))
+        Read::closed(Meaning::Refused, format!("the engine reports failure{said}"))
     })
 }
 
 fn read_health(way: &Way, healthy: bool, message: &str) -> Read {
     if healthy {
-        yes(way.covers, "the engine is well")
+        yes(way.covers, "the engine is healthy")
     } else {
-        Read::closed(Meaning::Failed, format!("the engine is not well: {}", quote(message)))
+        Read::closed(Meaning::Failed, format!("the engine is unhealthy: {}", quote(message)))
     }
 }
 

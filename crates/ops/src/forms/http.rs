@@ -17,7 +17,7 @@ pub(crate) fn read_http(way: &Way, status: StatusCode, body: &[u8]) -> Read {
             format!("{} answers {}: {}", way.call, status.as_u16(), way.missing),
         ),
         StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
-            Read::closed(Meaning::Failed, format!("the engine wants a key ({})", status.as_u16()))
+            Read::closed(Meaning::Failed, format!("the engine requires a key ({})", status.as_u16()))
         }
         StatusCode::REQUEST_TIMEOUT | StatusCode::GATEWAY_TIMEOUT => {
             Read::open(Meaning::Timeout, said(status, body))
@@ -26,7 +26,7 @@ pub(crate) fn read_http(way: &Way, status: StatusCode, body: &[u8]) -> Read {
             Read::closed(Meaning::Refused, format!("the engine is not idle: {}", said(status, body)))
         }
         StatusCode::SERVICE_UNAVAILABLE if way.reads == Reads::Health => {
-            Read::closed(Meaning::Failed, format!("the engine is not well: {}", said(status, body)))
+            Read::closed(Meaning::Failed, format!("the engine is unhealthy: {}", said(status, body)))
         }
         StatusCode::CONFLICT | StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
             Read::closed(Meaning::Refused, said(status, body))
@@ -35,7 +35,7 @@ pub(crate) fn read_http(way: &Way, status: StatusCode, body: &[u8]) -> Read {
         // It began, and went wrong somewhere.
         status if status.is_server_error() => Read::open(Meaning::Failed, said(status, body)),
         status if status.is_redirection() => {
-            Read::closed(Meaning::Failed, format!("the engine sends us elsewhere ({})", status.as_u16()))
+            Read::closed(Meaning::Failed, format!("the engine redirects ({})", status.as_u16()))
         }
         status => Read::open(Meaning::Unknown, said(status, body)),
     }
@@ -44,15 +44,15 @@ pub(crate) fn read_http(way: &Way, status: StatusCode, body: &[u8]) -> Read {
 fn read_success(way: &Way, body: &[u8]) -> Read {
     match way.reads {
         Reads::Reset => read_reset(way.covers, body),
-        Reads::Flushed => yes(way.covers, "the engine says that its cache is flushed"),
-        Reads::Done => yes(way.covers, "the engine says that it is done"),
-        Reads::Health => yes(way.covers, "the engine is well"),
+        Reads::Flushed => yes(way.covers, "the engine reports that its cache is flushed"),
+        Reads::Done => yes(way.covers, "the engine reports success"),
+        Reads::Health => yes(way.covers, "the engine is healthy"),
         Reads::Json => match serde_json::from_slice::<Value>(body) {
             Ok(detail) => yes(way.covers, "the engine answers").with(detail),
             Err(_) => Read::closed(Meaning::Unknown, "the answer is not JSON"),
         },
         Reads::Success | Reads::Message | Reads::Healthy | Reads::HealthStatus => {
-            Read::open(Meaning::Unknown, "an answer over HTTP to a question over gRPC")
+            Read::open(Meaning::Unknown, "an HTTP answer to a gRPC call")
         }
     }
 }
@@ -60,12 +60,12 @@ fn read_success(way: &Way, body: &[u8]) -> Read {
 /// vLLM: up to 0.25 it answers 200 with nothing, whatever happened.
 fn read_reset(covers: Covers, body: &[u8]) -> Read {
     if body.trim_ascii().is_empty() {
-        let why = "the engine answers 200 and nothing else, which releases up to 0.25 do whatever happened";
+        let why = "the engine answers 200 with an empty body; releases up to 0.25 do so in any case";
         return Read::open(Meaning::Accepted { proves: false, covers }, why);
     }
     let success = serde_json::from_slice::<Value>(body).ok().and_then(|body| body.get("success")?.as_bool());
     match success {
-        Some(true) => yes(covers, "the engine says that its cache is reset"),
+        Some(true) => yes(covers, "the engine reports that its cache is reset"),
         Some(false) => {
             Read::closed(Meaning::Refused, "the engine did not reset its cache: requests hold blocks of it")
         }

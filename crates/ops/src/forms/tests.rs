@@ -87,7 +87,7 @@ fn questions_over_http() {
     assert_eq!(http(EngineKind::Vllm, VerbName::Health, 200, "").meaning, ALL);
     let ill = http(EngineKind::Vllm, VerbName::Health, 503, "");
     assert_eq!(ill.meaning, Meaning::Failed);
-    assert!(ill.why.contains("not well"));
+    assert!(ill.why.contains("unhealthy"));
     assert_eq!(http(EngineKind::Vllm, VerbName::StopProfile, 200, "").meaning, ALL);
     let nested = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));
     assert_eq!(http(EngineKind::Vllm, VerbName::Loads, 200, &nested).meaning, Meaning::Unknown);
@@ -165,7 +165,7 @@ fn health_over_grpc() {
     let status = |status: &str| trtllm::HealthCheckResponse { status: status.to_owned() };
     assert_eq!(message(Service::Trtllm, VerbName::Health, &status("OK")).meaning, ALL);
     let ill = message(Service::Trtllm, VerbName::Health, &status("loading"));
-    assert_eq!((ill.meaning, ill.why), (Meaning::Failed, "the engine is not well: loading".to_owned()));
+    assert_eq!((ill.meaning, ill.why), (Meaning::Failed, "the engine is unhealthy: loading".to_owned()));
 }
 
 #[test]

@@ -122,7 +122,7 @@ fn parameters_of_a_reset_depend_on_the_release() {
 }
 
 #[test]
-fn an_engine_that_can_wait_is_told_how_long() {
+fn an_engine_that_can_wait_learns_how_long() {
     let verb = Verb::Flush(Flush { timeout: Duration::from_millis(1500), ..Flush::default() });
     let new = over_http(EngineKind::Sglang, Some(Version(0, 5, 10)));
     assert_eq!(path(&new, &verb), "/flush_cache?timeout=1.5");
@@ -136,23 +136,23 @@ fn an_engine_that_can_wait_is_told_how_long() {
 
 #[test]
 fn a_nudge_names_its_rank() {
-    let told = |rank| match first(
+    let reported = |rank| match first(
         &over_http(EngineKind::Vllm, None),
         &Verb::Nudge { model: "m".to_owned(), rank },
     ) {
         Ask { request: Request::Http { header, .. }, .. } => header,
         ask => panic!("{ask:?}"),
     };
-    assert_eq!(told(None), None);
-    assert_eq!(told(Some(3)), Some((DATA_PARALLEL_RANK, HeaderValue::from_static("3"))));
+    assert_eq!(reported(None), None);
+    assert_eq!(reported(Some(3)), Some((DATA_PARALLEL_RANK, HeaderValue::from_static("3"))));
 }
 
 #[test]
-fn a_recording_is_told_to_vllm_in_three_fields() {
+fn a_recording_is_sent_to_vllm_in_three_fields() {
     let profile = Profile { prefix: Some("p".to_owned()), start_step: Some(2), ..Profile::new(id()) };
     let verb = Verb::StartProfile(profile.clone());
-    let told = json!({"profile_prefix": format!("p-{}", profile.id), "delay_iterations": 2});
-    assert_eq!(body(&over_http(EngineKind::Vllm, Some(Version(0, 32, 0))), &verb), told);
+    let reported = json!({"profile_prefix": format!("p-{}", profile.id), "delay_iterations": 2});
+    assert_eq!(body(&over_http(EngineKind::Vllm, Some(Version(0, 32, 0))), &verb), reported);
     let why = plan(&over_http(EngineKind::Vllm, Some(Version(0, 31, 0))), &verb).unwrap_err();
     assert_eq!(why, "POST /start_profile does not accept prefix, start_step");
     let old = over_http(EngineKind::Vllm, Some(Version(0, 31, 0)));
@@ -162,9 +162,9 @@ fn a_recording_is_told_to_vllm_in_three_fields() {
 }
 
 #[test]
-fn a_recording_is_told_to_sglang_whole() {
+fn a_recording_is_sent_to_sglang_whole() {
     let profile = everything();
-    let told = json!({
+    let reported = json!({
         "profile_prefix": format!("nightly-{}", profile.id),
         "output_dir": "/traces/",
         "start_step": 5,
@@ -177,12 +177,12 @@ fn a_recording_is_told_to_sglang_whole() {
         "merge_profiles": true,
     });
     let verb = Verb::StartProfile(profile);
-    assert_eq!(body(&over_http(EngineKind::Sglang, None), &verb), told);
-    assert_eq!(body(&over_http(EngineKind::Tokenspeed, None), &verb), told);
+    assert_eq!(body(&over_http(EngineKind::Sglang, None), &verb), reported);
+    assert_eq!(body(&over_http(EngineKind::Tokenspeed, None), &verb), reported);
 }
 
 #[test]
-fn a_recording_is_told_over_grpc_with_a_folder_of_its_own() {
+fn a_recording_is_reported_over_grpc_with_a_folder_of_its_own() {
     let profile = Profile { prefix: None, stages: Vec::new(), merge: false, ..everything() };
     let ask = first(&over_grpc(EngineKind::Sglang), &Verb::StartProfile(profile.clone()));
     let Request::Grpc { path, message } = ask.request else { panic!() };
@@ -214,6 +214,6 @@ fn a_recording_is_told_over_grpc_with_a_folder_of_its_own() {
 fn engines_of_another_plane_are_not_asked_here() {
     for name in VerbName::ALL {
         let why = plan(&Backend { http: None, ..over_http(EngineKind::Kvplane, None) }, &plain(name));
-        assert_eq!(why.unwrap_err(), "it is an engine of another plane: ask that plane");
+        assert_eq!(why.unwrap_err(), "it is an engine of another kvplane: ask that one");
     }
 }

@@ -318,7 +318,7 @@ async fn options_of_a_recording_arrive() {
     let id = ids.mint();
     asked(&over_http(&vllm), &Verb::StartProfile(recording(id.clone()))).await;
     assert_eq!(vllm.profiles().0, [json!({"profile_prefix": id.as_str(), "max_iterations": 3})]);
-    // Over gRPC it cannot be told: it is not asked.
+    // gRPC has no field for it: it is not asked.
     let answer = asked(&over_grpc(&vllm), &Verb::StartProfile(recording(ids.mint()))).await;
     assert_eq!((answer.meaning, answer.sent), (Meaning::Unsupported, false));
     for profile in [Profile::Sglang0_5_22, Profile::Tokenspeed0_1_1] {
@@ -331,13 +331,13 @@ async fn options_of_a_recording_arrive() {
         assert_eq!(again.meaning, Meaning::Refused, "and it says so");
         asked(&over_grpc(&engine), &Verb::StopProfile).await;
         asked(&over_grpc(&engine), &Verb::StartProfile(recording(ids.mint()))).await;
-        let told = [json!({"profile_prefix": id.as_str(), "num_steps": 3}), json!({"num_steps": 3})];
-        assert_eq!(engine.profiles(), (told.to_vec(), true));
+        let reported = [json!({"profile_prefix": id.as_str(), "num_steps": 3}), json!({"num_steps": 3})];
+        assert_eq!(engine.profiles(), (reported.to_vec(), true));
     }
 }
 
 #[tokio::test]
-async fn an_engine_is_told_what_its_release_knows() {
+async fn an_engine_is_sent_what_its_release_knows() {
     let recording = || {
         let id = ProfileIds::new(PlaneId::from_bits(1)).mint();
         Verb::StartProfile(Recording { num_steps: Some(3), ..Recording::new(id) })

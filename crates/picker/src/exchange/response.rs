@@ -37,7 +37,7 @@ enum Picked {
     #[default]
     No,
     Yes,
-    /// And its end was told.
+    /// And its end was sent.
     Ended,
 }
 
@@ -158,7 +158,7 @@ impl Answer {
         is_first
     }
 
-    /// The end, if it was not told yet.
+    /// The end, if it was not sent yet.
     pub(super) fn end(&mut self, end: End) -> Option<Ending> {
         let Picked::Yes = self.picked else { return None };
         self.picked = Picked::Ended;

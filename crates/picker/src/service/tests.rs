@@ -41,7 +41,13 @@ impl Plane for FakePlane {
     fn tokenize(&self, model: &str, _prompt: PromptInput) -> Result<Tokens, NoTokens> {
         #[allow(clippy::disallowed_methods, reason = "a tokenizer that takes its time")]
         std::thread::sleep(self.slow);
-        Ok(Tokens { model: model.to_owned(), adapter: None, ids: vec![7; 100], proven: true })
+        Ok(Tokens {
+            model: model.to_owned(),
+            adapter: None,
+            ids: vec![7; 100],
+            proven: true,
+            ..Tokens::default()
+        })
     }
 
     fn pick(&self, ask: &Ask<'_>) -> Result<Chosen, PickError> {

@@ -77,6 +77,16 @@ impl Dimensions {
         self.0 == 0
     }
 
+    /// As a number, to keep.
+    pub fn bits(self) -> u16 {
+        self.0
+    }
+
+    /// What was kept.
+    pub fn from_bits(bits: u16) -> Self {
+        Self(bits & ((1 << Dimension::ALL.len()) - 1))
+    }
+
     /// Each of them.
     pub fn iter(self) -> impl Iterator<Item = Dimension> {
         Dimension::ALL.into_iter().filter(move |dimension| self.contains(*dimension))

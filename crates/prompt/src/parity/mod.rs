@@ -55,12 +55,12 @@ impl Standing {
 /// What an engine said of a prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Evidence {
-    /// It told its ids.
+    /// It returned its ids.
     Ids {
         /// They are those that were computed here.
         equal: bool,
     },
-    /// It told how many ids there are, as in `usage.prompt_tokens`.
+    /// It returned the number of ids, as in `usage.prompt_tokens`.
     Length {
         /// It is as many as were computed here.
         equal: bool,
@@ -100,6 +100,8 @@ struct Engine {
     differed: u64,
     /// The probes were compared.
     settled: bool,
+    /// They were, or cannot be.
+    tried: bool,
 }
 
 /// What is known of every engine of every model.
@@ -178,8 +180,21 @@ impl Parity {
     /// probes did not prove.
     pub fn settle(&mut self, model: &str, engine: &str) {
         if let Some(state) = self.models.get_mut(model).and_then(|engines| engines.get_mut(engine)) {
-            state.settled = true;
+            (state.settled, state.tried) = (true, true);
         }
+    }
+
+    /// The probes cannot be compared with the engine: it is blamed on requests alone.
+    pub fn give_up(&mut self, model: &str, engine: &str) {
+        if let Some(state) = self.models.get_mut(model).and_then(|engines| engines.get_mut(engine)) {
+            state.tried = true;
+        }
+    }
+
+    /// Whether a request that differs may be blamed on its dimensions. Before the probes it would be blamed
+    /// on all of them.
+    pub fn was_tried(&self, model: &str, engine: &str) -> bool {
+        self.models.get(model).and_then(|engines| engines.get(engine)).is_some_and(|state| state.tried)
     }
 
     /// Whether the probes were compared with the engine.

@@ -133,12 +133,12 @@ proptest! {
                 set.with_if(dimension, bits & (1 << dimension as u8) != 0)
             });
             let before: Vec<_> = Dimension::ALL.into_iter().map(|d| naive(&history[..at], d, *engine)).collect();
-            let told = parity.observe("m", &engine.to_string(), dimensions, *evidence);
+            let reported = parity.observe("m", &engine.to_string(), dimensions, *evidence);
             let fresh: Vec<_> = Dimension::ALL.into_iter().zip(before).filter(|(dimension, before)| {
                 *before != Standing::Contradicted
                     && naive(&history[..=at], *dimension, *engine) == Standing::Contradicted
             }).map(|(dimension, _)| dimension).collect();
-            prop_assert_eq!(told.map(|told| told.dimensions.iter().collect::<Vec<_>>()).unwrap_or_default(), fresh);
+            prop_assert_eq!(reported.map(|reported| reported.dimensions.iter().collect::<Vec<_>>()).unwrap_or_default(), fresh);
         }
         for engine in 0..3 {
             for dimension in Dimension::ALL {

@@ -119,7 +119,8 @@ impl ChatTemplate {
         String::from_utf8(out.bytes).map_err(invalid)
     }
 
-    /// What the caller is told. A sentence of the template is repeated, a sentence that was made of the prompt is not.
+    /// The message for the caller. A sentence of the template is repeated, a sentence that was made of the
+    /// prompt is not.
     fn refusal(&self, error: &Error) -> PromptError {
         let refused = python::refusal(error).filter(|words| self.source.contains(words.as_str()));
         let reason = match refused {

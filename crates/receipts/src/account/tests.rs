@@ -33,6 +33,7 @@ fn decided(predicted_blocks: u64) -> Decided {
         why: "cached",
         policy: "work",
         without_tokens: None,
+        text: None,
         decide_us: 0,
         epoch: 1,
         sequence: 1,

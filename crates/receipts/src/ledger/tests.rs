@@ -29,6 +29,7 @@ fn decided(predicted: u64) -> Decided {
         why: "cached",
         policy: "work",
         without_tokens: None,
+        text: None,
         decide_us: 0,
         epoch: 1,
         sequence: 1,
@@ -77,6 +78,9 @@ fn totals_are_the_sums_and_a_receipt_is_settled_once() {
     let too_much = Delivered { cached: 161, ..Delivered::default() };
     let third = ledger.open(decided(0));
     assert_eq!(ledger.settle(third, too_much, &Replay::Expired), Err(SettleError::MoreThanPrompt));
+    // Any number can be said, of the prompt too: sums must not overflow.
+    let any = Delivered { cached: u64::MAX, prompt: Some(u64::MAX), ..Delivered::default() };
+    assert_eq!(ledger.settle(third, any, &Replay::Expired), Err(SettleError::MoreThanPrompt));
 }
 
 #[test]

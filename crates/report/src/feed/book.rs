@@ -52,9 +52,9 @@ impl Page {
             scheme: spec.kind.as_str(),
             closed: Mutex::new(false),
         });
-        let told = entry.clone();
+        let report_to = entry.clone();
         let stats = StatsSource::of(spec, None).map(|source| {
-            let follow = follow_stats(source, StatsOptions::default(), move |news| told.stats(news));
+            let follow = follow_stats(source, StatsOptions::default(), move |news| report_to.stats(news));
             AbortOnDropHandle::new(kvplane_runtime::spawn("engine stats", follow))
         });
         let mut page = Self { entry, _stats: stats };

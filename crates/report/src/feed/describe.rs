@@ -34,7 +34,7 @@ impl<'b> Described<'b> {
         let content = match adapter {
             Ok("") => block.content,
             // Its content has the adapter in it; a fingerprint has not.
-            Ok(_) => ContentHasher::default().plain(&block.tokens, Namespace::PLAIN),
+            Ok(_) => ContentHasher::default().plain(&block.tokens.unpacked(), Namespace::PLAIN),
             Err(_) => 0,
         };
         Self { hash: block.hash, content, size: block.block_size, adapter }

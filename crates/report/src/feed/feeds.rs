@@ -35,13 +35,13 @@ pub struct Feeds {
 impl Feeds {
     /// Feeds every engine for which `target` gives one, those that come later too. It is called once for
     /// each. Must be called within a tokio runtime.
-    pub fn start(plane: &Arc<Plane>, told: impl Fn(&Engine) -> Option<Target> + Send + 'static) -> Self {
+    pub fn start(plane: &Arc<Plane>, target_of: impl Fn(&Engine) -> Option<Target> + Send + 'static) -> Self {
         let (counts, progress) = (Arc::<WithheldCounts>::default(), Progress::default());
         let supervisor = Supervisor {
             plane: plane.clone(),
             counts: counts.clone(),
             progress: progress.clone(),
-            told,
+            target_of,
             engines: HashMap::new(),
         };
         let running = AbortOnDropHandle::new(kvplane_runtime::spawn("report feeds", supervisor.run()));
@@ -97,7 +97,7 @@ struct Supervisor<F> {
     plane: Arc<Plane>,
     counts: Arc<WithheldCounts>,
     progress: Progress,
-    told: F,
+    target_of: F,
     engines: HashMap<EngineId, Fed>,
 }
 
@@ -128,7 +128,7 @@ impl<F: Fn(&Engine) -> Option<Target> + Send + 'static> Supervisor<F> {
         for engine in now.iter().filter(|engine| !matches!(engine.spec.source, Source::Linked(_))) {
             let id = engine.spec.id.clone();
             let fed = self.engines.entry(id).or_insert_with(|| {
-                let common = (self.told)(engine).map(|Target { rules, sink }| Common {
+                let common = (self.target_of)(engine).map(|Target { rules, sink }| Common {
                     rules: Arc::new(rules),
                     replica: Arc::new(Mutex::new(Replica::new(sink))),
                     counts: self.counts.clone(),

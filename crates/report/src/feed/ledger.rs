@@ -64,7 +64,7 @@ pub(super) struct Ledger {
     adapters: Adapters,
     /// Blocks that left the device, the first to leave first. Some may have come back.
     left: VecDeque<u64>,
-    told: usize,
+    reported: usize,
     /// Scratch space of [`Self::settle`].
     unsettled: Vec<u32>,
     /// Blocks that were stored and withheld.
@@ -82,7 +82,7 @@ impl Ledger {
             by_hash: FxHashMap::default(),
             adapters: Adapters::default(),
             left: VecDeque::new(),
-            told: 0,
+            reported: 0,
             unsettled: Vec::new(),
             withheld: Tally::default(),
         }
@@ -94,8 +94,8 @@ impl Ledger {
     }
 
     /// How many blocks are reported.
-    pub(super) fn told(&self) -> usize {
-        self.told
+    pub(super) fn reported(&self) -> usize {
+        self.reported
     }
 
     /// Whether nothing is remembered.
@@ -111,8 +111,8 @@ impl Ledger {
 
     /// All that is reported, as if it had just come.
     pub(super) fn prefixes(&self) -> impl Iterator<Item = Shift<'_>> {
-        let told = self.slots.iter().filter(|slot| slot.told.is_some());
-        told.map(|slot| self.shift(slot, None, slot.told))
+        let reported = self.slots.iter().filter(|slot| slot.reported.is_some());
+        reported.map(|slot| self.shift(slot, None, slot.reported))
     }
 
     /// Blocks are in a tier, each building on the one before it.
@@ -200,7 +200,7 @@ impl Ledger {
             // No hash is made of itself: nothing that is said of it can be believed.
             (parent, own_reason) = (NONE, Some(Withheld::NotExact));
         }
-        if slot.told.is_some() {
+        if slot.reported.is_some() {
             self.tell(at, None, tell);
         }
         let old_parent = self.slots[at as usize].parent;
@@ -221,10 +221,10 @@ impl Ledger {
         let mut open = std::mem::take(&mut self.unsettled);
         open.push(at);
         while let Some(at) = open.pop() {
-            let (footing, told) = self.follow_from(at);
+            let (footing, reported) = self.follow_from(at);
             let slot = &self.slots[at as usize];
-            let (same_footing, was) = (slot.footing() == footing, slot.told);
-            if same_footing && was == told {
+            let (same_footing, was) = (slot.footing() == footing, slot.reported);
+            if same_footing && was == reported {
                 continue;
             }
             if !same_footing && was.is_some() {
@@ -232,8 +232,8 @@ impl Ledger {
             }
             let slot = &mut self.slots[at as usize];
             (slot.known, slot.fingerprint, slot.tokens, slot.reason) = footing;
-            self.tell(at, told, tell);
-            if !same_footing || was.is_some() != told.is_some() {
+            self.tell(at, reported, tell);
+            if !same_footing || was.is_some() != reported.is_some() {
                 let mut child = self.slots[at as usize].first_child;
                 while child != NONE {
                     open.push(child);
@@ -259,18 +259,18 @@ impl Ledger {
         let fingerprint = chain_hash(parent.map(|parent| parent.fingerprint), slot.content);
         let tokens = parent.map_or(0, |parent| parent.tokens).saturating_add(slot.size);
         let reason = parent.and_then(|parent| parent.reason).or(slot.own_reason);
-        let reachable = reason.is_none() && parent.is_none_or(|parent| parent.told.is_some());
-        let told = slot.places.warmest().filter(|_| reachable);
-        ((known, fingerprint, tokens, reason), told)
+        let reachable = reason.is_none() && parent.is_none_or(|parent| parent.reported.is_some());
+        let reported = slot.places.warmest().filter(|_| reachable);
+        ((known, fingerprint, tokens, reason), reported)
     }
 
     /// From now on a block is reported there.
     fn tell(&mut self, at: u32, now: Option<Lies>, tell: &mut impl FnMut(Shift<'_>)) {
-        let was = std::mem::replace(&mut self.slots[at as usize].told, now);
+        let was = std::mem::replace(&mut self.slots[at as usize].reported, now);
         if was == now {
             return;
         }
-        self.told = self.told + usize::from(now.is_some()) - usize::from(was.is_some());
+        self.reported = self.reported + usize::from(now.is_some()) - usize::from(was.is_some());
         tell(self.shift(&self.slots[at as usize], was, now));
     }
 

@@ -48,9 +48,9 @@ impl Progress {
             streams.map(|stream| (stream.clone(), stream.cursor())).collect();
         let mut progress = self.0.subscribe();
         for (stream, cursor) in recorded {
-            let is_told = |reached: &HashMap<StreamId, Reached>| match reached.get(stream.id()) {
-                Some(Reached::Reported(told)) => {
-                    (told.epoch, told.sequence) >= (cursor.epoch, cursor.sequence) || !is_live(&stream)
+            let is_reported = |reached: &HashMap<StreamId, Reached>| match reached.get(stream.id()) {
+                Some(Reached::Reported(arrived)) => {
+                    (arrived.epoch, arrived.sequence) >= (cursor.epoch, cursor.sequence) || !is_live(&stream)
                 }
                 Some(Reached::Nothing) => !is_live(&stream),
                 Some(Reached::Unwanted) => true,
@@ -58,7 +58,7 @@ impl Progress {
             };
             // It would fail if nobody could tell anything any more; this one can. Nobody tells of a stream
             // that is gone.
-            let _ = stream.removed().run_until_cancelled(progress.wait_for(is_told)).await;
+            let _ = stream.removed().run_until_cancelled(progress.wait_for(is_reported)).await;
         }
     }
 }

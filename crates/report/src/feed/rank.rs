@@ -72,7 +72,7 @@ impl RankFeed {
     /// Another ledger takes the place of this one. What both hold is not reported again.
     fn replace(&mut self, new: Ledger) {
         let old = std::mem::replace(&mut self.ledger, new);
-        if self.ledger.told() == 0 && self.common.replica.lock().empty(&old) {
+        if self.ledger.reported() == 0 && self.common.replica.lock().empty(&old) {
             return;
         }
         // First what comes: a prefix that stays has a share at every moment.

@@ -77,7 +77,7 @@ impl Replica {
 
     /// If all that is held is what this rank tells, then nothing is held any more, and that is said at once.
     pub(super) fn empty(&mut self, ledger: &Ledger) -> bool {
-        if self.shares != ledger.told() {
+        if self.shares != ledger.reported() {
             return false;
         }
         if self.shares > 0 {

@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn every_reason_is_told_without_phantoms_or_not_at_all() {
+    fn every_reason_is_reported_without_phantoms_or_not_at_all() {
         let plain = Resumption::default();
         assert_eq!(of(&[], &plain), Ok(Share::All));
         for reason in Reason::ALL {

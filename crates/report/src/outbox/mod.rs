@@ -265,7 +265,7 @@ impl Outbox {
             Issued::Adds(adds) => {
                 self.adds_in_flight = false;
                 match outcome {
-                    Outcome::Taken => self.counts.told_blocks += adds.len() as u64,
+                    Outcome::Taken => self.counts.reported_blocks += adds.len() as u64,
                     Outcome::Refused => self.counts.refused_blocks += adds.len() as u64,
                     Outcome::Failed | Outcome::Unanswered => {}
                 }
@@ -414,7 +414,7 @@ impl Outbox {
             return;
         }
         let due = match (slot.wanted, slot.reported) {
-            (Some(wanted), Reported::At(told)) if wanted == told && !slot.refreshed => Queued::No,
+            (Some(wanted), Reported::At(reported)) if wanted == reported && !slot.refreshed => Queued::No,
             (Some(_), _) => Queued::Add,
             (None, Reported::Absent) => Queued::No,
             (None, _) => Queued::Eviction,

@@ -120,7 +120,7 @@ pub enum Next {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct OutboxCounts {
     /// Adds that the server took, repeated ones included.
-    pub told_blocks: u64,
+    pub reported_blocks: u64,
     /// Evictions that the server took.
     pub evicted_blocks: u64,
     /// Adds that were only refreshes.

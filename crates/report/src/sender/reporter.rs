@@ -207,15 +207,7 @@ impl Reporter {
         let (call, outcome) =
             (SAYINGS[saying], CALL_OUTCOMES[if outcome == Outcome::Refused { 1 } else { 2 }]);
         let (code, said) = (format!("{:?}", status.code()), status.message());
-        warn!(
-            server,
-            engine,
-            call,
-            outcome,
-            code,
-            said,
-            "reports are not taken: they are tried again, blocks that are refused when they would be refreshed"
-        );
+        warn!(server, engine, call, outcome, code, said, "report rejected; retrying");
     }
 
     /// Returns until when the last changes may be reported.

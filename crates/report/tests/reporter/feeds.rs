@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use crate::reports::{compute, engine, planed, spec_of};
 use crate::script::DEADLINE;
 
-/// What is held, by whoever speaks for the engine now.
+/// What is held, as reported by the engine's current reporter.
 struct Holder(Arc<watch::Sender<HashSet<u64>>>);
 
 impl Sink for Holder {
@@ -40,9 +40,9 @@ async fn an_engine_that_goes_and_comes_back_is_heard_whoever_saw_it() {
     compute(&sim, 1, 5);
     let plane = planed(&sim);
     let held = Arc::new(watch::Sender::new(HashSet::new()));
-    let told = held.clone();
+    let reported = held.clone();
     let feeds = Feeds::start(&plane, move |_| {
-        Some(Target { rules: Rules::default(), sink: Box::new(Holder(told.clone())) })
+        Some(Target { rules: Rules::default(), sink: Box::new(Holder(reported.clone())) })
     });
     let mut now = held.subscribe();
     // With one thread, tasks run only here: after a few turns some have seen a change, and others not.
@@ -57,7 +57,7 @@ async fn an_engine_that_goes_and_comes_back_is_heard_whoever_saw_it() {
             tokio::task::yield_now().await;
         }
         if after == 7 {
-            // Also one that has been told of.
+            // Also one that was reported.
             tokio::time::timeout(DEADLINE, now.wait_for(|held| held.len() == 5)).await.unwrap().unwrap();
         }
     }

@@ -70,7 +70,7 @@ impl Reporting {
         self.sink.as_mut().unwrap().tell(notes);
     }
 
-    /// As when the process is told to stop.
+    /// As when the process receives SIGTERM.
     async fn stopped(mut self) -> Arc<ReplicaReport> {
         self.stop.cancel();
         self.sink = None;
@@ -80,7 +80,7 @@ impl Reporting {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_an_earlier_life_told_is_cleared_before_anything_is_added() {
+async fn what_an_earlier_life_reported_is_cleared_before_anything_is_added() {
     let script = Script::start();
     script.shared.state.lock().entries.insert((String::new(), 99), (16, 1, "t".to_owned()));
     let mut reporting = Reporting::to(&script, |_| {});
@@ -140,7 +140,7 @@ async fn evictions_go_singly_after_the_adds_before_them_and_many_at_a_time() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_restarts_is_told_everything_again() {
+async fn a_server_that_restarts_is_sent_everything_again() {
     for has_health in [true, false] {
         let mut script = Script::of(has_health, None);
         let mut reporting = Reporting::to(&script, |_| {});
@@ -154,7 +154,7 @@ async fn a_server_that_restarts_is_told_everything_again() {
         println!("told again {:?} after the restart (health: {has_health})", at.elapsed());
         let counts = reporting.report.counts();
         assert!(counts.resyncs >= 1 && counts.clears == clears, "{counts:?}");
-        // What happens while it is away is told, too.
+        // What happens while it is away is reported, too.
         script.go_away();
         reporting.tell(&[gone(1), held(3)]);
         script.come_back();
@@ -163,7 +163,7 @@ async fn a_server_that_restarts_is_told_everything_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_health_stream_that_a_proxy_ends_is_asked_for_again_before_everything_is_told_again() {
+async fn a_health_stream_that_a_proxy_ends_is_asked_for_again_before_everything_is_reported_again() {
     let script = Script::start();
     let mut reporting = Reporting::to(&script, |_| {});
     reporting.tell(&[held(1)]);
@@ -231,7 +231,7 @@ async fn what_a_call_says_is_not_lost_with_it() {
         reporting.tell(&[held(2), gone(3)]);
         script.until_holds(&[1, 2]).await;
     }
-    // A refused eviction is told until it is taken: the server would say too much.
+    // A refused eviction is reported until it is accepted: the server would overstate.
     script.set_mood(Mood::Refuses);
     let calls = script.shared.state.lock().calls;
     reporting.tell(&[gone(2)]);
@@ -282,9 +282,9 @@ async fn a_clear_drops_what_waits() {
     script.hold(false);
     script.until_holds(&[4]).await;
     let state = script.shared.state.lock();
-    let told =
+    let reported =
         state.updates().iter().flat_map(|update| &update.prefixes).any(|prefix| prefix.token_count == 48);
-    assert!(!told, "what the clear superseded was told");
+    assert!(!reported, "what the clear superseded was told");
     assert_eq!(state.events().iter().filter(|event| event.r#type() == Type::AllCleared).count(), 2);
 }
 

@@ -18,7 +18,7 @@ pub(crate) fn engine() -> SimHandle {
     SimEngine::start(SimConfig { blocks: 64, ..SimConfig::default() }).unwrap()
 }
 
-/// So many whole blocks are held afterwards that were not before.
+/// The number of whole blocks that are held afterwards and were not before.
 pub(crate) fn compute(sim: &SimHandle, first: u32, blocks: usize) {
     let prompt: Vec<u32> = (first..).take(blocks * BLOCK).collect();
     sim.complete(&prompt, 1, &CompletionOptions::default()).unwrap();
@@ -42,8 +42,8 @@ pub(crate) fn planed(sim: &SimHandle) -> Arc<Plane> {
     Plane::start(vec![spec_of(sim, "a")], &PlaneOptions::default()).unwrap()
 }
 
-/// An engine whose five blocks a server was told.
-async fn told() -> (Script, SimHandle, Arc<Plane>, Reports) {
+/// An engine whose five blocks were reported to a server.
+async fn reported() -> (Script, SimHandle, Arc<Plane>, Reports) {
     let (script, sim) = (Script::start(), engine());
     compute(&sim, 1, 5);
     let plane = planed(&sim);
@@ -89,14 +89,14 @@ async fn an_engine_is_reported_as_long_as_it_is_there() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn reports_change_while_they_run() {
-    let (script, sim, plane, reports) = told().await;
+    let (script, sim, plane, reports) = reported().await;
     let clears = |script: &Script| {
         let state = script.shared.state.lock();
         state.events().iter().filter(|event| event.r#type() == Type::AllCleared).count()
     };
     let (before, unchanged) = (clears(&script), reports.set(&plane, vec![to(&script)]));
     assert_eq!(unchanged, ReportsChanged { begun: 0, ended: 0, unchanged: 1 });
-    // Another tenant: what was told of the first is withdrawn.
+    // Another tenant: reports of the first are withdrawn.
     let other = ReportSpec { tenant: Some("other".to_owned()), ..to(&script) };
     let changed = reports.set(&plane, vec![other]);
     assert_eq!(changed, ReportsChanged { begun: 1, ended: 1, unchanged: 0 });
@@ -130,7 +130,7 @@ fn until_recorded(plane: &Plane, blocks: u64) {
 
 #[tokio::test]
 async fn a_stop_tells_what_only_the_journal_has() {
-    let (script, sim, plane, reports) = told().await;
+    let (script, sim, plane, reports) = reported().await;
     compute(&sim, 10_000, 3);
     until_recorded(&plane, 8);
     tokio::time::timeout(DEADLINE, reports.shutdown()).await.unwrap();
@@ -140,9 +140,9 @@ async fn a_stop_tells_what_only_the_journal_has() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stop_takes_no_longer_for_reports_that_wait_for_others() {
-    let (script, sim, plane, reports) = told().await;
+    let (script, sim, plane, reports) = reported().await;
     script.hold(true);
-    // Each has to wait until what the one before told is withdrawn, and nothing is.
+    // Each has to wait until the reports of the one before are withdrawn, and nothing is.
     for window in 21..25 {
         let mut spec = to(&script);
         spec.reporter.outbox.window = Duration::from_millis(window);
@@ -157,8 +157,8 @@ async fn a_stop_takes_no_longer_for_reports_that_wait_for_others() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_replica_is_told_by_one_report_and_the_other_says_so() {
-    let (script, sim, plane, reports) = told().await;
+async fn a_replica_is_reported_by_one_report_and_the_other_says_so() {
+    let (script, sim, plane, reports) = reported().await;
     let named = ReportSpec { scheme: Some("other".to_owned()), ..to(&script) };
     reports.set(&plane, vec![to(&script), named.clone()]);
     // The feed of the second asks by itself.
@@ -176,8 +176,8 @@ async fn a_replica_is_told_by_one_report_and_the_other_says_so() {
     // When the first is gone, it is the other's turn.
     reports.set(&plane, vec![named]);
     let others = |state: &State| {
-        let told = state.updates().into_iter().filter(|update| update.hash_scheme == "other");
-        told.map(|update| update.prefixes.len()).sum::<usize>() == 7
+        let reported = state.updates().into_iter().filter(|update| update.hash_scheme == "other");
+        reported.map(|update| update.prefixes.len()).sum::<usize>() == 7
     };
     script.until("the second tells", others).await;
     assert_eq!((duplicates(), script.shared.state.lock().entries.len()), (0, 7));

@@ -31,11 +31,11 @@ async fn a_load_that_cannot_be_read_is_said_to_be_old_once() {
     tokio::spawn(serve(listener, now));
     let source = StatsSource { engine: "e".to_owned(), kind: EngineKind::Vllm, url };
     let options = StatsOptions { interval: Duration::from_millis(10), ..StatsOptions::default() };
-    let (tell, mut told) = mpsc::channel(64);
+    let (tell, mut reported) = mpsc::channel(64);
     tokio::spawn(follow_stats(source, options, move |news| {
         let _ = tell.try_send(news);
     }));
-    let mut next = async || tokio::time::timeout(DEADLINE, told.recv()).await.unwrap().unwrap();
+    let mut next = async || tokio::time::timeout(DEADLINE, reported.recv()).await.unwrap().unwrap();
     assert!(matches!(next().await, StatsNews::Are(stats) if (stats.pressure - 0.5).abs() < 1e-6));
     // Half of the load is no load.
     page.send_replace("vllm:num_requests_running 64\n");

@@ -353,7 +353,7 @@ fn bytes_of_a_block() {
         let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
         pages.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 4096
     };
-    let (tokens, attributes): (Arc<[u32]>, Arc<Attributes>) = (Arc::new([0; 16]), Arc::default());
+    let (tokens, attributes): (Tokens, Arc<Attributes>) = (Tokens::from([0; 16]), Arc::default());
     let block = |hash| VisibleBlock {
         hash,
         content: hash,

@@ -11,6 +11,7 @@ fn view(credit: f64, pending: f64, requests: f64) -> View {
         pending,
         waiting: 0.0,
         requests,
+        foreign: 0.0,
         kv_tokens: 0.0,
         kv_usage: 0.0,
         load: LoadSource::Bookings,
@@ -20,7 +21,15 @@ fn view(credit: f64, pending: f64, requests: f64) -> View {
 }
 
 fn context(prompt: u64) -> Context {
-    Context { weights: Weights::default(), prompt, session: None, lead: None, turn: 0 }
+    Context {
+        weights: Weights::default(),
+        prompt,
+        session: None,
+        lead: None,
+        turn: 0,
+        fresh: None,
+        together: 0.0,
+    }
 }
 
 fn best(policy: Policy, context: &Context, mut views: Vec<View>) -> usize {
@@ -50,7 +59,7 @@ fn work_is_the_formula() {
     view.kv_usage = 0.5;
     let terms = terms(&context, &view);
     let own = 600.0 / 16_000.0 + 0.6e-9 * 600.0 * 700.0;
-    let expected = 3_000.0 / 16_000.0 + 1.5 * own * 1.16 + 0.04 + 0.02 + 0.15;
+    let expected = 3_000.0 / 16_000.0 + 1.5 * own * 1.12 + 0.024 + 0.005 + 0.03;
     assert!((terms.total() - expected).abs() < 1e-9, "{} {expected}", terms.total());
 }
 

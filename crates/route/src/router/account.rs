@@ -12,7 +12,7 @@ const MAX_TOLD: u64 = 1 << 32;
 
 /// A booking of another router.
 #[derive(Debug, Clone, Copy)]
-pub struct Told<'a> {
+pub struct RemoteBooking<'a> {
     /// Tokens of the prompt.
     pub prompt: u64,
     /// Tokens that are to be prefilled.
@@ -55,13 +55,14 @@ impl Router {
         Some(id)
     }
 
-    /// Books what another router sent to `slot`. Its first token says nothing of the engine's speed: clocks and ways differ.
-    pub fn book_told(&mut self, slot: Slot, told: &Told<'_>, now: f64) -> Option<BookingId> {
-        let &Told { prompt, uncached, output, age, started, prefixes } = told;
+    /// Books what another router sent to `slot`. Its first token says nothing of the engine's speed: clocks
+    /// and ways differ.
+    pub fn book_remote(&mut self, slot: Slot, remote: &RemoteBooking<'_>, now: f64) -> Option<BookingId> {
+        let &RemoteBooking { prompt, uncached, output, age, started, prefixes } = remote;
         if !(0.0..self.options.booking_ttl).contains(&age) {
             return None;
         }
-        // More than any prompt has is told by mistake, and sums must not overflow.
+        // More than any prompt has is a mistake, and sums must not overflow.
         let [prompt, output] = [prompt, output].map(|tokens| tokens.min(MAX_TOLD));
         let (uncached, made) = (uncached.min(prompt), now - age);
         let booking = Booking { worker: slot, prompt, uncached, output, made, started, telling: false };
@@ -137,7 +138,8 @@ impl Router {
         Some(took)
     }
 
-    /// The first token came so many seconds after the decision, as told later: when the request was over. Says whether that was news.
+    /// The first token came this many seconds after the decision, as reported when the request was over. Says
+    /// whether that was news.
     pub fn first_token_took(&mut self, id: BookingId, seconds: f64) -> bool {
         let made = self.bookings.get_mut(id).filter(|_| seconds.is_finite() && seconds >= 0.0);
         made.map(|booking| booking.made).is_some_and(|made| self.first_token(id, made + seconds).is_some())

@@ -6,7 +6,7 @@ use super::Router;
 use super::account::Sent;
 use crate::booking::BookingId;
 use crate::candidate::{Candidate, Role, Skip, Standing};
-use crate::load::{Load, LoadSource};
+use crate::load::LoadSource;
 use crate::outline::Outline;
 use crate::policy::{Context, Policy, Terms, View, terms};
 use crate::worker::{Slot, Worker};
@@ -161,11 +161,14 @@ impl Router {
             session: ask.session,
             lead: ask.outline.lead(),
             turn: self.turn,
+            fresh: None,
+            together: 0.0,
         };
         self.turn = self.turn.wrapping_add(1);
         let mut decision = Decision::nobody(policy);
         self.look(ask, candidates, now, &mut decision);
         context.weights.alpha *= self.price_of_a_copy(deserved);
+        self.look_at_what_nobody_holds(ask.outline, &mut context);
         for view in &mut self.views {
             view.terms = terms(&context, view);
         }
@@ -221,8 +224,7 @@ impl Router {
                 decision.best_fleet = decision.best_fleet.max(candidate.cached);
             }
             let caps = (self.options.max_waiting, self.options.max_in_flight);
-            let load = worker.load(now);
-            if let Some(why) = skip(ask, candidate, worker, (load, caps), silent) {
+            if let Some(why) = skip(ask, candidate, worker, (now, caps), silent) {
                 decision.skipped.push(Skipped { worker: candidate.worker, at, why });
                 continue;
             }
@@ -240,12 +242,13 @@ impl Router {
                 credit,
                 held: credit.max(flight as f64),
                 flight,
-                queue: worker.queue(load, now, self.options.weights.a, factor),
+                queue: worker.queue(now, self.options.weights.a, factor),
                 pending: worker.pending_tokens as f64,
                 waiting: f64::from(worker.pending),
-                requests: f64::from(worker.in_flight(load)),
+                requests: f64::from(worker.in_flight(now)),
+                foreign: f64::from(worker.foreign(now)),
                 kv_tokens: worker.kv_tokens as f64,
-                kv_usage: worker.kv_usage(load, self.options.kv_capacity),
+                kv_usage: worker.kv_usage(now, self.options.kv_capacity),
                 load: worker.load_source(now),
                 factor,
                 terms: Terms::default(),
@@ -260,6 +263,20 @@ impl Router {
         let most = self.views.iter().map(|view| view.held).fold(0.0, f64::max);
         let holders = self.views.iter().filter(|view| view.held > 0.0 && view.held >= most / 2.0).count();
         if deserved.ceil() > holders.max(1) as f64 { INVESTMENT } else { 1.0 }
+    }
+
+    /// Routers that do not know of each other's bookings should send what nobody holds to the same endpoint.
+    fn look_at_what_nobody_holds(&self, outline: &Outline, context: &mut Context) {
+        let most = self.views.iter().map(|view| view.held).fold(0.0, f64::max);
+        let points = outline.points();
+        let held = points.partition_point(|point| point.depth as f64 <= most);
+        context.fresh = points.get(held).map(|point| point.hash);
+        let part = 1.0 - (most / (context.prompt as f64).max(1.0)).min(1.0);
+        // Before much is seen, it is not known whether others send: one request of each kind per endpoint is assumed.
+        let count = self.views.len() as f64;
+        let foreign: f64 = self.views.iter().map(|view| view.foreign).sum();
+        let all: f64 = self.views.iter().map(|view| view.requests).sum();
+        context.together = part * (foreign + count) / (all + 2.0 * count).max(1.0);
     }
 
     /// The cheapest first; equal ones by chance.
@@ -292,19 +309,17 @@ fn skip(
     ask: &Ask<'_>,
     candidate: &Candidate,
     worker: &Worker,
-    (load, caps): (Option<Load>, (Option<u32>, Option<u32>)),
+    (now, caps): (f64, (Option<u32>, Option<u32>)),
     silent: bool,
 ) -> Option<Skip> {
     let over = |count: u32, cap: Option<u32>| cap.is_some_and(|cap| count >= cap);
+    let waiting = worker.fresh(now).map_or(0, |reported| reported.load.waiting);
     let reasons = [
         (candidate.standing == Standing::Down, Skip::Down),
         (!candidate.ready, Skip::NotReady),
         (!candidate.role.serves(ask.role), Skip::Role),
         (ask.exclude.contains(&candidate.worker), Skip::Excluded),
-        (
-            over(load.map_or(0, |load| load.waiting), caps.0) || over(worker.in_flight(load), caps.1),
-            Skip::OverCap,
-        ),
+        (over(waiting, caps.0) || over(worker.in_flight(now), caps.1), Skip::OverCap),
         (silent && worker.silent_picks > 0, Skip::Silent),
     ];
     reasons.into_iter().find(|(holds, _)| *holds).map(|(_, skip)| skip)

@@ -1,4 +1,4 @@
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use kvplane_core::{Namespace, Trust};
 use proptest::prelude::*;
@@ -89,8 +89,9 @@ fn what_another_router_tells_counts_as_what_is_booked_here() {
     let (slot, id) = (first.order[0].worker, first.booking.unwrap());
     let &Booking { prompt, uncached, output, made, started, .. } = there.booking(id).unwrap();
     let prefixes: Vec<u64> = there.prefixes(id).to_vec();
-    let told = Told { prompt, uncached, output, age: 101.0 - made, started, prefixes: &prefixes };
-    let same = here.book_told(slot, &told, 7.0).unwrap();
+    let reported =
+        RemoteBooking { prompt, uncached, output, age: 101.0 - made, started, prefixes: &prefixes };
+    let same = here.book_remote(slot, &reported, 7.0).unwrap();
     assert_eq!(here.booked(slot), there.booked(slot));
     assert_eq!(here.in_flight(&outline), there.in_flight(&outline));
     let dry = Ask { book: false, ..ask(&outline) };
@@ -105,11 +106,11 @@ fn what_another_router_tells_counts_as_what_is_booked_here() {
     assert_eq!((here.booked(slot), here.totals().expired), (Some((0, 0)), 1));
     // What cannot be is not taken, and cannot break sums.
     for age in [-1.0, 300.0, f64::NAN, f64::INFINITY] {
-        assert_eq!(here.book_told(slot, &Told { age, ..told }, 8.0), None);
+        assert_eq!(here.book_remote(slot, &RemoteBooking { age, ..reported }, 8.0), None);
     }
-    assert_eq!(here.book_told(Slot(9), &told, 8.0), None);
-    let huge = Told { prompt: u64::MAX, uncached: u64::MAX, output: u64::MAX, ..told };
-    let ids: Vec<BookingId> = (0..3).map(|_| here.book_told(slot, &huge, 8.0).unwrap()).collect();
+    assert_eq!(here.book_remote(Slot(9), &reported, 8.0), None);
+    let huge = RemoteBooking { prompt: u64::MAX, uncached: u64::MAX, output: u64::MAX, ..reported };
+    let ids: Vec<BookingId> = (0..3).map(|_| here.book_remote(slot, &huge, 8.0).unwrap()).collect();
     for id in ids {
         assert!(here.finish(id));
     }
@@ -157,7 +158,7 @@ fn guards_come_before_any_cost() {
         let mut router = router(2, options);
         let mut best = candidate(0, 999);
         change(&mut best);
-        router.report_load(Slot(0), Load { waiting: 9, running: 3, ..Load::default() }, 1.0);
+        router.report_load(Slot(0), Load { waiting: 9, running: 3, ..Load::default() }, 0.0, 1.0);
         let decision = router.pick(&ask(&outline), &[best, candidate(1, 0)], 0.0);
         assert_eq!(decision.best_eligible, 0);
         assert_eq!(decision.order.len(), 1);
@@ -210,7 +211,7 @@ fn what_is_not_verified_counts_half_and_what_is_unsound_nothing() {
 fn without_tokens_the_load_decides() {
     let mut router = router(2, Options::default());
     let outline = Outline::default();
-    router.report_load(Slot(0), Load { waiting: 20, running: 10, ..Load::default() }, 5.0);
+    router.report_load(Slot(0), Load { waiting: 20, running: 10, ..Load::default() }, 0.0, 5.0);
     let decision = router.pick(&ask(&outline), &[candidate(0, 0), candidate(1, 0)], 0.0);
     assert_eq!((decision.order[0].worker, decision.why), (Slot(1), Why::NoTokens));
 }
@@ -226,7 +227,7 @@ fn equal_ones_are_picked_by_chance_and_the_same_way_under_the_same_seed() {
     };
     assert_eq!(run(5), run(5));
     assert_ne!(run(5), run(6));
-    let seen: std::collections::BTreeSet<u32> = run(5).into_iter().collect();
+    let seen: BTreeSet<u32> = run(5).into_iter().collect();
     assert_eq!(seen.len(), 8);
 }
 
@@ -335,20 +336,20 @@ fn a_report_that_is_too_old_counts_no_more_and_the_answer_says_so() {
     let outline = prompt(1, 1_000);
     let candidates = [candidate(0, 999), candidate(1, 0)];
     let dry = Ask { book: false, ..ask(&outline) };
-    router.report_load(Slot(0), Load { waiting: 20, ..Load::default() }, 5.0);
+    router.report_load(Slot(0), Load { waiting: 20, ..Load::default() }, 0.0, 5.0);
     let fresh = router.pick(&dry, &candidates, 5.0);
     assert_eq!((fresh.skipped[0].why, fresh.order[0].load), (Skip::OverCap, LoadSource::Bookings));
     let stale = router.pick(&dry, &candidates, 5.1);
     assert_eq!((stale.order[0].worker, stale.order[0].load), (Slot(0), LoadSource::Stale));
     assert_eq!(router.load_sources(5.1), [1, 0, 1]);
-    router.report_load(Slot(0), Load { waiting: 1, ..Load::default() }, 9.0);
+    router.report_load(Slot(0), Load { waiting: 1, ..Load::default() }, 6.0, 9.0);
     let choice = router.pick(&dry, &candidates, 6.0).order[0];
     assert_eq!((choice.worker, choice.load), (Slot(0), LoadSource::Reported));
     assert!((choice.terms.queue - 1_024.0 / 16_000.0).abs() < 1e-9, "{}", choice.terms.queue);
 }
 
 #[test]
-fn a_first_token_that_is_told_at_the_end_teaches_the_speed() {
+fn a_first_token_that_is_reported_at_the_end_teaches_the_speed() {
     let mut router = router(1, Options::default());
     for round in 0..8 {
         let now = f64::from(round) * 10.0;
@@ -363,4 +364,50 @@ fn a_first_token_that_is_told_at_the_end_teaches_the_speed() {
     let slowness = router.slowness(Slot(0)).unwrap();
     assert!((slowness - 2.0).abs() < 1e-9, "{slowness}");
     assert_eq!(router.booked(Slot(0)), Some((0, 0)));
+}
+
+#[test]
+fn what_is_booked_here_is_no_load_of_others_and_old_reports_fade() {
+    let mut router = router(1, Options::default());
+    let candidates = [candidate(0, 0)];
+    let dry = |router: &mut Router, now: f64| {
+        router.pick(&Ask { book: false, ..ask(&prompt(9, 640)) }, &candidates, now).order[0].terms
+    };
+    let booked: Vec<BookingId> =
+        (0..4).map(|at| router.pick(&ask(&prompt(at, 1_600)), &candidates, 0.0).booking.unwrap()).collect();
+    // Two more wait there, and one more runs.
+    router.report_load(Slot(0), Load { waiting: 6, running: 1, ..Load::default() }, 0.0, 5.0);
+    let own = 4.0 * assumed(1_600, 1_600, 1.0 / 16_000.0, 0.6e-9);
+    let foreign = 2.0 * 1_024.0 / 16_000.0;
+    let queue = dry(&mut router, 0.0).queue;
+    assert!((queue - own - foreign).abs() < 1e-9, "{queue}");
+    for id in booked {
+        router.first_token(id, 0.05);
+        router.finish(id);
+    }
+    // The report still says 6; what is over here is over.
+    let terms = dry(&mut router, 0.05);
+    assert!((terms.queue - (foreign - 0.05)).abs() < 1e-9, "{terms:?}");
+    assert!((terms.decode - 3.0 * Weights::default().d).abs() < 1e-9, "{terms:?}");
+    assert!(dry(&mut router, 1.0).queue.abs() < 1e-9, "an engine works on what it reported");
+}
+
+#[test]
+fn routers_that_do_not_know_of_each_other_send_a_new_prefix_to_the_same_endpoint() {
+    let candidates: Vec<Candidate> = (0..8).map(|at| candidate(at, 0)).collect();
+    let busy = Load { running: 20, ..Load::default() };
+    let pick = |seed: u64, document: u32| {
+        let mut router = router(8, Options { seed, ..Options::default() });
+        for at in 0..8 {
+            router.report_load(Slot(at), busy, 0.0, 5.0);
+        }
+        router.pick(&ask(&prompt(document, 4_096)), &candidates, 0.0).order[0].worker
+    };
+    let mut used = BTreeSet::new();
+    for document in 0..64 {
+        let first = pick(1, document);
+        assert!((2..6).all(|seed| pick(seed, document) == first), "{document}");
+        used.insert(first);
+    }
+    assert_eq!(used.len(), 8, "documents are spread");
 }

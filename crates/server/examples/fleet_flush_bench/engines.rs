@@ -1,4 +1,4 @@
-//! A fleet of very small engines: each has an HTTP server that can be told to flush, and publishes what it
+//! A fleet of very small engines: each has an HTTP server that can be asked to flush, and publishes what it
 //! holds.
 
 use std::collections::HashMap;
@@ -47,7 +47,7 @@ enum Order {
     /// All engines store their blocks, once all are heard.
     Store,
     Clear(usize),
-    /// All engines clear their caches so many times, and nobody asked them to.
+    /// All engines clear their caches this many times, unasked.
     ClearAll(usize),
 }
 

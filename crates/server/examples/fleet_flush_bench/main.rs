@@ -32,11 +32,11 @@ const DEADLINE: Duration = Duration::from_secs(2);
 const PROOF: Duration = Duration::from_secs(1);
 /// What a flush may take beside the deadlines of dead engines.
 const ROOM: Duration = Duration::from_secs(2);
-/// At most so many are asked at a time.
+/// Most engines that are asked at a time.
 const IN_FLIGHT: usize = 32;
 /// Flushes after each other, for what they leave behind.
 const REPEATED: usize = 100;
-/// Batches of a stream after which nothing grows with their number any more: so many digests are remembered.
+/// Batches of a stream after which nothing grows with their number any more: that is how many digests are remembered.
 const FULL: usize = 1100;
 /// How much more memory may be in use after the last of them than after the tenth, in MiB: as good as none.
 const LEFT: f64 = 10.0;

@@ -62,7 +62,7 @@ impl Served {
         Self { process, channel }
     }
 
-    /// Waits until every engine is known to hold so many blocks.
+    /// Waits until every engine is known to hold this many blocks.
     pub(crate) async fn until_held(&self, blocks: u32, engines: usize) {
         let mut plane = PlaneClient::new(self.channel.clone()).max_decoding_message_size(64 << 20);
         let deadline = Instant::now() + PATIENCE;
@@ -94,8 +94,8 @@ impl Served {
         loop {
             tokio::select! {
                 _ = samples.tick() => most = most.max(self.rss()),
-                told = progress.message() => {
-                    if let Some(Item::Summary(summary)) = told.unwrap().expect("a summary").item {
+                reported = progress.message() => {
+                    if let Some(Item::Summary(summary)) = reported.unwrap().expect("a summary").item {
                         return (summary.verdicts.into_iter().collect(), most);
                     }
                 }

@@ -51,7 +51,7 @@ impl Questions {
         Self::Http { server, path, asked: bodies.iter().map(|body| (body.clone(), None)).collect() }
     }
 
-    /// Prompts of which the best stream holds so many blocks.
+    /// Prompts of which the best stream holds this many blocks.
     pub(crate) fn grpc(server: SocketAddr, prompts: Vec<Vec<u32>>, blocks: u32) -> Self {
         Self::Grpc { server, asked: prompts.into_iter().map(|prompt| (prompt, blocks)).collect() }
     }

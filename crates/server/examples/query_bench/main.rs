@@ -10,7 +10,7 @@
 //! process: unlike the clock, it hardly depends on what else the machine does. Servers take turns, round by
 //! round.
 //!
-//! With a Python that has `ai-dynamo` installed, `dynamo.indexer` is told of the same engines, must give the
+//! With a Python that has `ai-dynamo` installed, `dynamo.indexer` gets the same engines' events, must give the
 //! same answers as kvplane's route of the same name, and is measured with the same bodies.
 
 #![allow(

@@ -21,7 +21,7 @@ const BLOCK: usize = 16;
 const PROFILES: [Profile; 4] =
     [Profile::Vllm0_32, Profile::Sglang0_5_22, Profile::Tokenspeed0_1_1, Profile::TrtllmZmq];
 
-/// One engine in so many is drained.
+/// One engine in this many is drained.
 const DRAINED: usize = 6;
 /// Events that such a one keeps.
 const EVENTS: usize = 4096;

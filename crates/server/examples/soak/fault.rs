@@ -168,7 +168,7 @@ fn replay(worker: &mut Worker, mode: ReplayMode) {
     worker.serve_fresh(1);
 }
 
-/// A new life, which has published so many batches before anybody could connect.
+/// A new life, which has published this many batches before anyone could connect.
 fn restart(worker: &mut Worker, ahead: impl Fn(u64) -> u64) {
     // What an engine of long standing has published is not served again here.
     const MOST: u64 = 400;

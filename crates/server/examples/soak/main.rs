@@ -212,9 +212,9 @@ fn summary(
         println!("RSS at the end     {:.1} MiB ({:+.1} %)", mib(last), (growth - 1.0) * 100.0);
     }
     let grew = tally.faults() >= FAULTS_FOR_GROWTH && growth.is_some_and(|growth| growth > GROWTH);
-    let told = tally.wrongs.lock().len();
-    if told > 0 {
-        println!("{told} of them are told above");
+    let reported = tally.wrongs.lock().len();
+    if reported > 0 {
+        println!("{reported} of them are told above");
     }
     if grew {
         println!("FAILED: memory grew by more than {:.0} %", (GROWTH - 1.0) * 100.0);

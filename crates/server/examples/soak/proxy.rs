@@ -76,7 +76,7 @@ impl Proxy {
         format!("tcp://{}", self.address)
     }
 
-    /// Nothing passes, and nobody is told.
+    /// Nothing passes, and no side gets a reset.
     pub fn silence(&self) {
         self.path.send_modify(|path| path.is_silent = true);
     }

@@ -18,7 +18,7 @@ use crate::truth::{Claim, Truth};
 
 /// A stream that is not credited for this long after everything is well does not come back.
 const STUCK: Duration = Duration::from_mins(1);
-/// Wrong answers that are told in full, of all engines and of each.
+/// Wrong answers that are reported in full, of all engines and of each.
 const TOLD: usize = 40;
 const TOLD_EACH: u64 = 2;
 /// Requests before the first fault.

@@ -88,7 +88,7 @@ pub enum FleetError {
     #[error("{0}")]
     Conflict(String),
     /// The change was given up half way.
-    #[error("the change broke off half way; `kvplane engines list` says what there is now")]
+    #[error("the change was applied in part; `kvplane engines list` shows the engines")]
     BrokeOff,
 }
 

@@ -20,8 +20,8 @@ pub(super) struct Found {
 }
 
 impl Fleet {
-    /// Makes engines what `source` found: each as it is wanted now, or gone. Returns those that cannot be, and why; the others are
-    /// applied.
+    /// Makes engines what `source` found: each as it is wanted now, or gone. Returns those that cannot be,
+    /// and why; the others are applied.
     pub async fn change_found(
         &self,
         source: &str,

@@ -112,14 +112,14 @@ where
     let (ended, end) = tokio::sync::oneshot::channel();
     let thread = std::thread::Builder::new().name("kvp-front".to_owned()).spawn(move || {
         if let Err(error) = run() {
-            error!(%error, "a front cannot run");
+            error!(%error, "cannot start a front");
         }
         let _ = ended.send(());
     });
     async move {
         match thread {
             Ok(_) => drop(end.await),
-            Err(error) => error!(%error, "a front cannot run"),
+            Err(error) => error!(%error, "cannot start a front"),
         }
     }
 }

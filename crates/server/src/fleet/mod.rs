@@ -17,7 +17,7 @@ mod fronts;
 mod register;
 mod reload;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -100,6 +100,11 @@ impl Fleet {
         self.0.fronts.counters()
     }
 
+    /// Listeners of republished events whose connections were refused, or closed for a fault of theirs.
+    pub(crate) fn refused_listeners(&self) -> BTreeMap<&'static str, u64> {
+        self.0.republisher.refused_listeners()
+    }
+
     /// Waits until every front has ended. They end when the plane stops.
     pub(crate) async fn fronts_ended(&self) {
         self.0.fronts.ended().await;
@@ -157,6 +162,10 @@ impl Fleet {
     async fn add_locked(&self, plans: Vec<EnginePlan>, origin: Origin) -> Result<(), FleetError> {
         let parts = &*self.0;
         self.check_exposure(&plans)?;
+        if plans.iter().any(|plan| plan.republish.is_some()) && !parts.plane.keeps_tokens() {
+            let message = "needs tokens, and journal.tokens is \"drop\"".to_owned();
+            return Err(EngineConfigError::Value { key: "republish", message }.into());
+        }
         let specs: Vec<_> = plans.iter().map(|plan| plan.spec.clone()).collect();
         self.0.plane.check(|_| false, &specs)?;
         let (mut configs, mut fronts, mut republished) = (Vec::new(), Vec::new(), Vec::new());

@@ -154,9 +154,9 @@ impl Admin for AdminService {
 fn progress(update: Update) -> proto::Progress {
     use proto::progress::Item;
     let item = match update {
-        Update::Plan(told) => Item::Plan(plan(told)),
+        Update::Plan(payload) => Item::Plan(plan(payload)),
         Update::Rank(report) => Item::Rank(rank(report)),
-        Update::Summary(told) => Item::Summary(summary(&told)),
+        Update::Summary(payload) => Item::Summary(summary(&payload)),
     };
     proto::Progress { item: Some(item) }
 }

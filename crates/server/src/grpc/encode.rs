@@ -11,7 +11,7 @@ use kvplane_proto::kvplane::v1 as proto;
 use kvplane_proto::kvplane::v1::subscribe_response::Item;
 use kvplane_stream::{
     Attributes, BlockImage, Chain, Change, Entry, ExtraKeys, Group, Layout, Parent, Place, Protocol,
-    Snapshot, StoreCause, StoredBlock, StoredChange,
+    Snapshot, StoreCause, StoredBlock, StoredChange, Tokens, Wide,
 };
 use kvplane_wire::OwnedExtraKey;
 use prost::Message as _;
@@ -29,10 +29,11 @@ pub(super) fn entry(id: &StreamId, entry: &Entry) -> Bytes {
     entry.encoded(Protocol::Kvplane, |entry| {
         let batch = proto::Batch {
             engine_sequence: entry.engine_sequence,
+            engine_digest: engine_digest(entry.engine_digest),
             timestamp: entry.timestamp,
             events: entry.changes.iter().map(|change| proto::Event { kind: Some(event(change)) }).collect(),
             trust: entry.trust.as_ref().map(trust),
-            continuity: entry.continuity.map_or(0, |told| proto_continuity(told).into()),
+            continuity: entry.continuity.map_or(0, |continuity| proto_continuity(continuity).into()),
             last_event_id: entry.next_event_id() - 1,
             digest: Some(state_digest(entry.digest)),
             known_from: entry.trust.as_ref().and(entry.known_from),
@@ -43,6 +44,10 @@ pub(super) fn entry(id: &StreamId, entry: &Entry) -> Bytes {
         let cursor = Cursor { epoch: entry.epoch, sequence: entry.sequence };
         response(id, cursor, Item::Batch(batch))
     })
+}
+
+fn engine_digest(digest: Option<u128>) -> Bytes {
+    digest.map_or_else(Bytes::new, |digest| Bytes::copy_from_slice(&digest.to_be_bytes()))
 }
 
 pub(super) fn reset(stream: &Stream, cursor: Cursor, reason: proto::ResetReason) -> Bytes {
@@ -127,17 +132,17 @@ fn stored_frame(at: Option<&Place>, block_size: u32, attributes: &Attributes) ->
 }
 
 fn block(block: &StoredBlock) -> proto::Block {
-    let (parent, root) = parent(block.parent);
+    let (parent, root) = parent(block.parent());
     proto::Block {
         hash: block.hash,
-        digest: digest(block.wide.as_ref()),
+        digest: digest(block.wide()),
         copies: block.copies,
         parent,
         root,
-        token_ids: block.tokens.as_ref().map_or_else(Vec::new, |tokens| tokens.to_vec()),
-        first_position: block.first_position,
-        content_hash: block.content,
-        extra_keys: extra_keys(block.extra_keys.as_ref()),
+        token_ids: block.tokens().map_or_else(Vec::new, Tokens::to_vec),
+        first_position: block.first_position(),
+        content_hash: block.content(),
+        extra_keys: extra_keys(block.extra_keys()),
     }
 }
 
@@ -149,7 +154,7 @@ fn parent(parent: Option<Parent>) -> (Option<u64>, bool) {
     }
 }
 
-fn digest(wide: Option<&Arc<[u8]>>) -> Bytes {
+fn digest(wide: Option<&Wide>) -> Bytes {
     wide.map_or_else(Bytes::new, |wide| Bytes::copy_from_slice(wide))
 }
 
@@ -281,6 +286,7 @@ impl Plan for SnapshotPlan {
             chunk.trust = Some(trust(&self.snapshot.trust));
             chunk.continuity = proto_continuity(self.snapshot.continuity).into();
             chunk.engine_sequence = self.snapshot.engine_sequence;
+            chunk.engine_digest = engine_digest(self.snapshot.engine_digest);
             chunk.known_from = self.snapshot.known_from;
             chunk.age_ms = self.snapshot.age.map(age_ms);
             chunk.digest = Some(state_digest(self.snapshot.digest));
@@ -311,9 +317,9 @@ impl ChunkSize {
     /// A block is sent once for each place that holds it, and once for each other size that it is known at.
     fn add(&mut self, snapshot: &Snapshot, image: &BlockImage) {
         let (chain, others) = snapshot.chains_of(image);
-        let told = image.holdings.len().max(1);
-        self.blocks += told;
-        self.tokens += told * chain.map_or(0, |chain| chain.tokens.len());
+        let copies = image.holdings.len().max(1);
+        self.blocks += copies;
+        self.tokens += copies * chain.map_or(0, |chain| chain.tokens.len());
         for other in others {
             self.blocks += 1;
             self.tokens += other.tokens.len();
@@ -365,7 +371,7 @@ impl Groups {
             group.layout = layout.into();
             self.stored.push(group);
         }
-        let (parent, root) = parent(chain.map(|chain| chain.parent));
+        let (parent, root) = parent(chain.map(Chain::parent));
         let block = proto::Block {
             hash: image.hash,
             digest: digest(image.wide.as_ref()),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use futures::stream::{BoxStream, SelectAll};
 use futures::{Stream as FutureStream, StreamExt as _, stream};
-use kvplane_core::{Cursor, PlaneId, StreamId};
+use kvplane_core::{PlaneId, StreamId};
 use kvplane_ingest::{Engines, Plane, Stream};
 use kvplane_proto::Encoded;
 use tonic::Status;
@@ -26,7 +26,7 @@ pub(super) struct Wanted {
     /// Where streams begin ...
     pub(super) begin: Begin,
     /// ... but for those of which it has something already.
-    pub(super) resume: HashMap<StreamId, Cursor>,
+    pub(super) resume: HashMap<StreamId, Begin>,
     /// The plane that asks, if one does: what came through it is left out.
     pub(super) asker: Option<PlaneId>,
 }
@@ -38,7 +38,7 @@ impl Wanted {
 
     /// A cursor is good once: a stream that comes back under its name is a new stream.
     fn begin(&mut self, stream: &StreamId) -> Begin {
-        self.resume.remove(stream).map_or(self.begin, Begin::After)
+        self.resume.remove(stream).unwrap_or(self.begin)
     }
 }
 

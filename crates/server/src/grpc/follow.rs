@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::{Stream as FutureStream, stream};
 use kvplane_access::ApiError;
-use kvplane_core::{Continuity, Cursor, ErrorCode, PublicError};
+use kvplane_core::{Continuity, Cursor, ErrorCode, PublicError, StateDigest};
 use kvplane_ingest::{News, Stream};
 use kvplane_proto::Encoded;
 use kvplane_proto::kvplane::v1::ResetReason;
@@ -31,7 +31,8 @@ const CATCH_UP: Duration = Duration::from_secs(1);
 pub(super) enum Begin {
     Snapshot,
     Live,
-    After(Cursor),
+    /// After a position, where the subscriber's state has this digest, if it says so.
+    After(Cursor, Option<StateDigest>),
 }
 
 #[derive(Debug)]
@@ -50,12 +51,12 @@ pub(super) struct Follower {
     phase: Phase,
     ready: VecDeque<Bytes>,
     /// Where the subscriber believes that the stream stands; `None` as long as that cannot be known.
-    told: Option<Continuity>,
+    sent: Option<Continuity>,
 }
 
 impl Follower {
     pub(super) fn new(stream: Arc<Stream>, begin: Begin) -> Self {
-        Self { stream, phase: Phase::Begin(begin), ready: VecDeque::new(), told: None }
+        Self { stream, phase: Phase::Begin(begin), ready: VecDeque::new(), sent: None }
     }
 
     pub(super) fn into_stream(self) -> impl FutureStream<Item = Result<Encoded, Status>> {
@@ -73,13 +74,14 @@ impl Follower {
             match std::mem::replace(&mut self.phase, Phase::Ended) {
                 Phase::Ended => return None,
                 Phase::Begin(Begin::Snapshot) => self.phase = Phase::Reset(ResetReason::Start),
-                Phase::Begin(Begin::Live) => self.phase = Phase::Tail(self.stream.cursor()),
-                Phase::Begin(Begin::After(cursor)) => {
+                Phase::Begin(Begin::Live) => self.phase = Phase::Tail(self.stream.reported_cursor()),
+                Phase::Begin(Begin::After(cursor, digest)) => {
                     if self.stream.is_mirrored() {
                         // Whether it came in time or not is seen below.
                         let _in_time = timeout(CATCH_UP, self.stream.reached(cursor)).await;
                     }
                     self.phase = match self.stream.read_after(cursor, 0) {
+                        Ok(_) if self.is_elsewhere(cursor, digest) => Phase::Reset(ResetReason::Diverged),
                         Ok(_) => Phase::Tail(cursor),
                         Err(Loss::OtherEpoch) => Phase::Reset(ResetReason::OtherEpoch),
                         Err(Loss::Expired | Loss::Replaced) => Phase::Reset(ResetReason::Expired),
@@ -92,7 +94,7 @@ impl Follower {
                     };
                     let snapshot = self.stream.snapshot_to_follow().await;
                     let cursor = snapshot.cursor;
-                    self.told = Some(snapshot.continuity);
+                    self.sent = Some(snapshot.continuity);
                     self.ready.push_back(encode::reset(&self.stream, cursor, reason));
                     // Sorting a million blocks takes a while: not on a thread that serves others.
                     let id = self.stream.id().clone();
@@ -113,13 +115,13 @@ impl Follower {
                 },
                 Phase::Tail(cursor) => match self.news(cursor).await {
                     Ok(News::Continuity(continuity)) => {
-                        self.told = Some(continuity);
+                        self.sent = Some(continuity);
                         self.ready.push_back(encode::continuity_item(self.stream.id(), cursor, continuity));
                         self.phase = Phase::Tail(cursor);
                     }
                     Ok(News::Entries(entries)) => {
                         let continuity = entries.iter().rev().find_map(|entry| entry.continuity);
-                        self.told = continuity.or(self.told);
+                        self.sent = continuity.or(self.sent);
                         let last = entries.last().map_or(cursor.sequence, |entry| entry.sequence);
                         self.phase = Phase::Tail(Cursor { sequence: last, ..cursor });
                         let id = self.stream.id().clone();
@@ -146,11 +148,17 @@ impl Follower {
         }
     }
 
+    /// Whether a subscriber is at a position with another state than the stream was.
+    fn is_elsewhere(&self, cursor: Cursor, digest: Option<StateDigest>) -> bool {
+        let ours = digest.and_then(|_| self.stream.window().digest_at(cursor));
+        ours.is_some() && ours != digest
+    }
+
     /// What the stream does next. A subscriber that comes back with a cursor first learns where a stream of
     /// another plane stands: no entry may say so.
     async fn news(&self, cursor: Cursor) -> Result<News, Loss> {
-        match self.told {
-            Some(told) => self.stream.news_after(cursor, told, READ).await,
+        match self.sent {
+            Some(sent) => self.stream.news_after(cursor, sent, READ).await,
             None if self.stream.is_mirrored() => {
                 let entries = self.stream.read_after(cursor, READ)?;
                 if entries.is_empty() {

@@ -78,7 +78,7 @@ pub(crate) async fn bound_calls(
                 Full::Total => (Refused::TooManyCalls, "in total"),
                 Full::Peer => (Refused::TooManyCallsOfPeer, "from this address"),
             };
-            return refuse(&edge, reason, format!("too many calls are under way {whose}")).into_http();
+            return refuse(&edge, reason, format!("too many calls in progress {whose}")).into_http();
         }
     };
     let watch = match (request.uri().path() == HEALTH_WATCH).then(|| edge.watches.take(key, 1)) {
@@ -166,7 +166,7 @@ impl Intake {
             if let Some(hints) = self.bounding.hints.as_ref().filter(|_| self.limit == hints::MAX_MESSAGE) {
                 hints.count_oversized();
             }
-            let message = format!("the message has {length} bytes, and this method takes {}", self.limit);
+            let message = format!("the message has {length} bytes, more than {} for this method", self.limit);
             self.edge().count(Refused::MessageTooLarge);
             let error = PublicError::new(ErrorCode::LimitReached, message);
             return Err(ApiError(error.with_next("send it as several messages")).into());

@@ -122,7 +122,7 @@ pub(crate) fn server(parts: &Parts) -> Router {
 /// A call that is not there has a status, and no words: gives it some.
 async fn name_unknown_calls(mut response: Response) -> Response {
     const WORDS: HeaderValue = HeaderValue::from_static(
-        "kvplane has no such call; gRPC reflection and docs/reference/protocol.md list those that it has",
+        "unknown call; gRPC reflection and docs/reference/protocol.md list the calls of kvplane",
     );
     let headers = response.headers_mut();
     let unknown = headers.get(Status::GRPC_STATUS).is_some_and(|code| code == "12");

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use futures::{Stream as FutureStream, StreamExt as _, stream};
 use kvplane_access::ApiError;
 use kvplane_catalog::age_ms;
-use kvplane_core::{Cursor, EngineId, Epoch, ErrorCode, PlaneId, PublicError, StreamId, Tier};
+use kvplane_core::{Cursor, EngineId, Epoch, ErrorCode, PlaneId, PublicError, StateDigest, StreamId, Tier};
 use kvplane_ingest::{Engine, Stream};
 use kvplane_proto::Encoded;
 use kvplane_proto::kvplane::v1 as proto;
@@ -48,7 +48,7 @@ impl PlaneService {
                 (None, None) => engine.streams.clone(),
                 (rank, _) => vec![select::stream(&engine, rank)?.clone()],
             };
-            let begin = selector.resume.as_ref().map_or(begin, |at| Begin::After(cursor(at)));
+            let begin = selector.resume.as_ref().map_or(begin, after);
             for stream in streams {
                 if selected.iter().any(|(known, _)| known.id() == stream.id()) {
                     let message = format!("stream {} is named twice", stream.id());
@@ -73,14 +73,17 @@ fn wanted(request: &proto::SubscribeRequest, begin: Begin) -> Result<Wanted, Pub
             return Err(PublicError::new(ErrorCode::InvalidArgument, message)
                 .with_next("name the rank, or leave resume out"));
         };
-        resume.insert(StreamId::new(EngineId::new(engine), *rank), cursor(at));
+        resume.insert(StreamId::new(EngineId::new(engine), *rank), after(at));
     }
     let asker = (!request.plane.is_empty()).then(|| PlaneId::reported(&request.plane));
     Ok(Wanted { begin, resume, asker })
 }
 
-fn cursor(told: &proto::Cursor) -> Cursor {
-    Cursor { epoch: Epoch::from_raw(told.epoch), sequence: told.sequence }
+/// Behind a subscriber's position.
+fn after(given: &proto::Cursor) -> Begin {
+    let cursor = Cursor { epoch: Epoch::from_raw(given.epoch), sequence: given.sequence };
+    let digest = given.digest.map(|digest| StateDigest::from_parts(digest.low, digest.high));
+    Begin::After(cursor, digest)
 }
 
 /// A stream that was named, until it is removed.
@@ -184,7 +187,7 @@ fn brief_status(stream: &Stream) -> proto::RankStatus {
     proto::RankStatus {
         rank: stream.id().rank,
         continuity: encode::proto_continuity(freshness.judge(stream.continuity(), age)).into(),
-        cursor: Some(proto::Cursor { epoch: cursor.epoch.as_u64(), sequence: cursor.sequence }),
+        cursor: Some(proto::Cursor { epoch: cursor.epoch.as_u64(), sequence: cursor.sequence, digest: None }),
         age_ms: age.map(age_ms),
         ..Default::default()
     }
@@ -196,7 +199,11 @@ fn rank_status(stream: &Stream) -> proto::RankStatus {
         rank: stream.id().rank,
         continuity: encode::proto_continuity(status.continuity).into(),
         trust: Some(encode::trust(&status.trust)),
-        cursor: Some(proto::Cursor { epoch: status.epoch.as_u64(), sequence: status.cursor.sequence }),
+        cursor: Some(proto::Cursor {
+            epoch: status.epoch.as_u64(),
+            sequence: status.cursor.sequence,
+            digest: None,
+        }),
         engine_sequence: status.engine_sequence,
         known_from: status.known_from,
         blocks: Tier::ALL.iter().map(|tier| (tier.to_string(), status.blocks[tier.index()])).collect(),

@@ -7,7 +7,7 @@ use futures::{Stream as FutureStream, StreamExt as _};
 use kvplane_access::ApiError;
 use kvplane_catalog::{Answer, Counts, GroupLength, Match, Question, age_ms};
 use kvplane_core::{ErrorCode, MultimodalItem, PublicError, Tier, Trust};
-use kvplane_ingest::told_keys;
+use kvplane_ingest::owned_keys;
 use kvplane_prompt::PromptInput;
 use kvplane_proto::kvplane::v1 as proto;
 use kvplane_proto::kvplane::v1::query_result::Outcome;
@@ -38,7 +38,7 @@ pub(super) async fn query(
     asker: &Arc<Asker>,
     request: proto::QueryRequest,
 ) -> Result<proto::QueryResponse, Status> {
-    if request.token_ids.len() <= AT_ONCE && text_length(&request) <= TEXT_AT_ONCE {
+    if request.token_ids.len() <= AT_ONCE && is_short(asker, &request) {
         return Ok(answer(asker, request).map_err(ApiError)?);
     }
     let asker = asker.clone();
@@ -52,7 +52,7 @@ pub(super) async fn tokenize(
     asker: &Arc<Asker>,
     request: proto::QueryRequest,
 ) -> Result<proto::TokenizeResponse, Status> {
-    let aside = text_length(&request) > TEXT_AT_ONCE;
+    let aside = !is_short(asker, &request);
     let (mut question, text) = question(request).map_err(ApiError)?;
     let missing = || PublicError::field("prompt", "is missing, and so is messages");
     let text = text.ok_or_else(missing).map_err(ApiError)?;
@@ -93,6 +93,7 @@ async fn answer_batch(
 ) -> Result<proto::QueryBatchResponse, Status> {
     let tokens: usize =
         batch.queries.iter().map(|query| query.token_ids.len() + 4 * text_length(query)).sum();
+    let waits = asker.prompts.asks_engines() && batch.queries.iter().any(|query| text_length(query) > 0);
     let answer_all = |asker: &Asker| {
         let results = batch.queries.into_iter().map(|request| {
             let id = request.id;
@@ -108,13 +109,19 @@ async fn answer_batch(
         });
         proto::QueryBatchResponse { results: results.collect() }
     };
-    if tokens <= AT_ONCE {
+    if tokens <= AT_ONCE && !waits {
         return Ok(answer_all(asker));
     }
     let asker = asker.clone();
     let answered = tokio::task::spawn_blocking(move || answer_all(&asker)).await;
     let failed = |_| PublicError::new(ErrorCode::Internal, "the queries could not be answered");
     Ok(answered.map_err(failed).map_err(ApiError)?)
+}
+
+/// Whether a text is made into ids within a fraction of a millisecond.
+fn is_short(asker: &Asker, request: &proto::QueryRequest) -> bool {
+    let most = if asker.prompts.asks_engines() { 0 } else { TEXT_AT_ONCE };
+    text_length(request) <= most
 }
 
 fn answer(asker: &Asker, request: proto::QueryRequest) -> Result<proto::QueryResponse, PublicError> {
@@ -134,7 +141,7 @@ fn ask(asker: &Asker, request: proto::QueryRequest) -> Result<(proto::QueryRespo
     })
 }
 
-pub(super) fn tokenized_note(TokenizedNote { tokens, parity }: TokenizedNote) -> proto::Tokenized {
+pub(super) fn tokenized_note(TokenizedNote { tokens, parity, .. }: TokenizedNote) -> proto::Tokenized {
     proto::Tokenized { tokens, parity: parity.to_owned() }
 }
 
@@ -174,7 +181,7 @@ pub(super) fn question(request: proto::QueryRequest) -> Result<(Question, Option
     if extra_keys.iter().flat_map(|block| &block.keys).any(|key| key.key.is_none()) {
         return Err(PublicError::field("extra_keys", "has a key of a kind that is not known here"));
     }
-    let keys = |block: proto::BlockKeys| told_keys(block.keys).collect();
+    let keys = |block: proto::BlockKeys| owned_keys(block.keys).collect();
     let item =
         |proto::MultimodalItem { id, offset, length }| MultimodalItem { id: id.into(), offset, length };
     let mut question = Question {
@@ -249,7 +256,7 @@ fn found_in(found: &Match<'_>, groups: bool) -> proto::Match {
         blocks,
         tokens,
         tiers,
-        main: found.told_main(groups).as_ref().map(length),
+        main: found.reported_main(groups).as_ref().map(length),
         groups: if groups { found.sides().iter().map(group).collect() } else { Vec::new() },
         age_ms: found.age.map(age_ms),
         cached_tokens: found.cached_tokens,

@@ -4,7 +4,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use futures::{Stream, StreamExt as _};
-use kvplane_access::ApiError;
+use kvplane_access::bounds::key;
+use kvplane_access::{ApiError, Peer};
 use kvplane_catalog::Question;
 use kvplane_core::{EngineId, ErrorCode, PublicError, StreamId};
 use kvplane_prompt::PromptInput;
@@ -70,7 +71,11 @@ impl RoutingService {
             first_token_ms,
             attempts: attempts.max(1),
         });
-        Ok(account(&self.routing.report(&self.asker.plane, &id, Report { state, delivered })?))
+        Ok(account(&self.routing.report(
+            &self.asker,
+            &id,
+            Report { state, delivered, ..Report::default() },
+        )?))
     }
 }
 
@@ -85,7 +90,10 @@ impl RoutingRpc for RoutingService {
         let mut tokenized = None;
         if let Some(text) = text {
             match here.asker.tokenize_in_time(&mut question, text).await.map_err(ApiError)? {
-                Ok(note) => tokenized = Some(note),
+                Ok(note) => {
+                    wish.text = Some(note.dimensions);
+                    tokenized = Some(note);
+                }
                 Err(without) => wish.without_tokens = Some(without),
             }
         }
@@ -114,7 +122,8 @@ impl RoutingRpc for RoutingService {
     ) -> Result<Response<Self::ShareBookingsStream>, Status> {
         let Self { asker, routing, stop } = self.clone();
         let plane = asker.plane.clone();
-        let Some(joined) = routing.join(&plane, Way::Follows) else {
+        let from = key(request.extensions().get::<Peer>());
+        let Some(joined) = routing.join(&plane, Way::Follows(from)) else {
             let error =
                 PublicError::new(ErrorCode::LimitReached, "too many planes share bookings with this one");
             return Err(ApiError(error.with_next("try again later")).into());
@@ -130,7 +139,7 @@ impl RoutingRpc for RoutingService {
                 }
             };
             stop.run_until_cancelled(reading).await;
-            // What it is told ends with it.
+            // What it is sent ends with it.
             drop(guard);
         });
         Ok(Response::new(Box::pin(messages(joined).map(Ok))))

@@ -116,7 +116,7 @@ async fn next(
             Err(RecvError::Lagged(missed)) => {
                 counters.refused.count(Refusal::SlowListener);
                 let message =
-                    format!("{missed} events came faster than they were read: listen again, and start over");
+                    format!("missed {missed} events by reading too slowly: subscribe again from the start");
                 return Some(Err(PublicError::new(ErrorCode::DataLoss, message)));
             }
             Err(RecvError::Closed) => return None,

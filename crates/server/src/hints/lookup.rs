@@ -350,17 +350,17 @@ mod tests {
             scratch.hash_tokens(&tokens.collect::<Vec<_>>(), 16);
             scratch.hashes
         };
-        let told =
+        let chain_of =
             |hashes: &[u64]| hashes.iter().map(|hash| PrefixHash::Fingerprint(*hash)).collect::<Vec<_>>();
-        assert_eq!(chain(1..=16), told(&[16_863_443_419_780_771_464]));
-        assert_eq!(chain(1..=32), told(&[16_863_443_419_780_771_464, 12_466_389_667_045_779_788]));
+        assert_eq!(chain(1..=16), chain_of(&[16_863_443_419_780_771_464]));
+        assert_eq!(chain(1..=32), chain_of(&[16_863_443_419_780_771_464, 12_466_389_667_045_779_788]));
         let four = [
             15_310_707_395_893_867_146,
             13_769_157_705_258_532_664,
             11_879_827_756_109_914_528,
             3_888_788_807_566_526_800,
         ];
-        assert_eq!(chain(0..=63), told(&four));
-        assert_eq!(chain(100..=119), told(&[10_823_191_264_391_160_519]));
+        assert_eq!(chain(0..=63), chain_of(&four));
+        assert_eq!(chain(100..=119), chain_of(&[10_823_191_264_391_160_519]));
     }
 }

@@ -29,7 +29,7 @@ pub(crate) async fn take_update(
     let count = update.prefixes.iter().map(|prefix| prefix.block_hashes.len().max(1)).sum::<usize>();
     if count > MAX_ENTRIES {
         counters.refused.count(Refusal::TooManyEntries);
-        let message = format!("the report has {count} entries, and one may have {MAX_ENTRIES}");
+        let message = format!("the report has {count} entries, more than {MAX_ENTRIES}");
         return Err(
             PublicError::new(ErrorCode::LimitReached, message).with_next("send it as several messages")
         );
@@ -106,8 +106,8 @@ fn is_somebody(whose: Whose<'_>, counters: &Counters) -> bool {
 }
 
 /// When something was: 0 is now, and nothing is of tomorrow, or it would outlive its time.
-fn moment(told_us: i64, now_us: i64) -> i64 {
-    if told_us == 0 { now_us } else { told_us.min(now_us) }
+fn moment(reported_us: i64, now_us: i64) -> i64 {
+    if reported_us == 0 { now_us } else { reported_us.min(now_us) }
 }
 
 fn too_much(refused: Refused, counters: &Counters) -> PublicError {

@@ -51,8 +51,8 @@ fn not_here(what: &str) -> Status {
 /// How long the caller waits, as its headers say; nonsense is as long as it takes. Eight digits are as many
 /// as gRPC has, so nothing overflows that is added to it.
 fn timeout(metadata: &MetadataMap) -> Option<Duration> {
-    let told = metadata.get("grpc-timeout")?.to_str().ok()?;
-    let (number, unit) = told.split_at_checked(told.len().checked_sub(1)?)?;
+    let given = metadata.get("grpc-timeout")?.to_str().ok()?;
+    let (number, unit) = given.split_at_checked(given.len().checked_sub(1)?)?;
     let number: u64 = number.parse().ok().filter(|_| number.len() <= 8)?;
     match unit {
         "H" => Some(Duration::from_hours(number)),
@@ -109,7 +109,7 @@ impl InferenceCache for HintsService {
             let update = stop.run_until_cancelled(update).await.ok_or_else(shutting_down)?;
             let Ok(update) = update else {
                 counters.refused.count(Refusal::SilentReport);
-                let message = format!("nothing came for {} s", LONGEST_SILENCE.as_secs());
+                let message = format!("no message for {} s", LONGEST_SILENCE.as_secs());
                 let error = PublicError::new(ErrorCode::LimitReached, message).with_next("report again");
                 return Err(ApiError(error).into());
             };
@@ -205,18 +205,18 @@ mod tests {
 
     #[test]
     fn callers_say_how_long_they_wait() {
-        let told = |text: &'static str| {
+        let given = |text: &'static str| {
             let mut metadata = MetadataMap::new();
             metadata.insert("grpc-timeout", MetadataValue::from_static(text));
             timeout(&metadata)
         };
-        assert_eq!(told("5S"), Some(Duration::from_secs(5)));
-        assert_eq!(told("2H"), Some(Duration::from_hours(2)));
-        assert_eq!(told("1n"), Some(Duration::from_nanos(1)));
-        assert_eq!(told("250m"), Some(Duration::from_millis(250)));
-        assert_eq!(told("99999999H"), Some(Duration::from_hours(99_999_999)));
+        assert_eq!(given("5S"), Some(Duration::from_secs(5)));
+        assert_eq!(given("2H"), Some(Duration::from_hours(2)));
+        assert_eq!(given("1n"), Some(Duration::from_nanos(1)));
+        assert_eq!(given("250m"), Some(Duration::from_millis(250)));
+        assert_eq!(given("99999999H"), Some(Duration::from_hours(99_999_999)));
         for nonsense in ["", "5", "S", "-1S", "1x", "9223372036854775807S", "99999999999999999999S"] {
-            assert_eq!(told(nonsense), None, "{nonsense}");
+            assert_eq!(given(nonsense), None, "{nonsense}");
         }
         assert_eq!(timeout(&MetadataMap::new()), None);
     }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use kvplane_core::{Namespace, chain_hash, hash_blocks};
 use kvplane_hints::PrefixHash;
 use kvplane_metrics::hint_counters::Unusable;
-use kvplane_prompt::{Json, PromptError, PromptInput};
+use kvplane_prompt::{Json, Model, PromptError, PromptInput};
 use kvplane_proto::inferencecache as proto;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -39,7 +39,8 @@ pub(super) async fn ids(
 
 /// A text as a message of the user, where the model has a template.
 fn of_user(prompts: &kvplane_prompt::Prompts, model: &str, text: String) -> Result<PromptInput, PromptError> {
-    if prompts.model(model).is_some_and(|model| model.template().is_none()) {
+    let plain = |model: &Arc<Model>| model.template().is_none() && !model.asks_engines();
+    if prompts.model(model).is_some_and(plain) {
         return Ok(PromptInput::Text(text));
     }
     let message = [("role", "user".to_owned()), ("content", text)];

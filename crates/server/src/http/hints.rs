@@ -44,8 +44,8 @@ async fn read<T: DeserializeOwned>(request: Request, limit: usize) -> Result<T, 
 
 async fn policy_page(State(hints): State<Arc<Hints>>, request: Request) -> Result<StatusCode, ApiError> {
     hints.counters.policy_page.fetch_add(1, Ordering::Relaxed);
-    let told: policy::PolicySnapshot = read(request, MAX_POLICY).await?;
-    let policies = told.policies(&hints.options.policies.default)?;
+    let pushed: policy::PolicySnapshot = read(request, MAX_POLICY).await?;
+    let policies = pushed.policies(&hints.options.policies.default)?;
     let (tenants, quotas) = (policies.by_tenant.len(), policies.quotas.len());
     // What entries were asked for so far may have to be forgotten, one by one.
     let replaced = tokio::task::spawn_blocking(move || hints.book.set_policies(policies)).await;

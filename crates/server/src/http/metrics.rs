@@ -8,8 +8,8 @@ use kvplane_access::{Access, Edge, Tls, descriptor_limit, open_descriptors};
 use kvplane_ingest::Engine;
 use kvplane_kubernetes::Board;
 use kvplane_metrics::{
-    Callers, Detail, DiscoveryRows, Fronts, HintRows, Indexes, Links, Operations, Page, PeerRows, PickerRows,
-    Process, PromptRows, ReportRows, Sources, Streams,
+    Callers, Detail, DiscoveryRows, Fronts, HintRows, Indexes, JournalRows, Links, Operations, Page,
+    PeerRows, PickerRows, Process, PromptRows, ReportRows, Sources, Streams,
 };
 use kvplane_report::{Reports, Withheld};
 
@@ -52,7 +52,8 @@ impl MetricsPage {
         let engines = plane.engines();
         let detail = wanted.or(self.detail).unwrap_or_else(|| Detail::fitting(&engines));
         let fronts = self.fleet.front_counters();
-        let callers = Callers::of(self.watch.watchers(), &self.access, tls, &self.edge, &fronts);
+        let sockets = [("events", plane.refused_publishers()), ("republish", self.fleet.refused_listeners())];
+        let callers = Callers::of(self.watch.watchers(), &self.access, tls, &self.edge, &fronts, sockets);
         let mut page = Page::default();
         page.add(self.asker.value.rows());
         page.add(Streams::of(&engines, detail));
@@ -61,6 +62,7 @@ impl MetricsPage {
         page.add(Links::of(&engines));
         page.add(DiscoveryRows(self.discovery.sources()));
         page.add(PeerRows(plane.peers().counts()));
+        page.add(JournalRows(plane.durable().map(|durable| durable.status())));
         page.add(self.process());
         page.add(callers);
         page.add(operations(&self.operations));

@@ -86,11 +86,7 @@ pub(crate) fn check_query(body: &[u8]) {
 
 /// The pages that say how the process is, and nothing about prompts.
 pub(crate) fn pages(parts: Parts) -> Router {
-    serving(
-        Router::new(),
-        "GET /healthz, /readyz, /metrics and /v1/status are all that is served here",
-        parts,
-    )
+    serving(Router::new(), "only GET /healthz, /readyz, /metrics and /v1/status are served here", parts)
 }
 
 /// `listed` names what there is, in answers to unknown paths.
@@ -103,7 +99,7 @@ fn serving(more: Router<Parts>, listed: &'static str, parts: Parts) -> Router {
         .merge(more)
         .method_not_allowed_fallback(async move |method: Method, path: MatchedPath| {
             let path = path.as_str();
-            let message = format!("{path} takes {}, and not {method}", table::methods_of(path));
+            let message = format!("{path} takes {}, not {method}", table::methods_of(path));
             ApiError(PublicError::new(ErrorCode::MethodNotAllowed, message).with_next(listed))
         })
         .fallback(async move |uri: Uri| ApiError(no_such_path(uri.path(), listed)))

@@ -141,10 +141,10 @@ async fn operate(
     let (mut plan, mut summary, mut ranks) = (None, None, Vec::new());
     while let Some(update) = updates.recv().await {
         match update {
-            Update::Plan(told) => plan = Some(told),
+            Update::Plan(payload) => plan = Some(payload),
             Update::Rank(report) if report.verdict.is_some() => ranks.push(report),
             Update::Rank(_) => {}
-            Update::Summary(told) => summary = Some(told),
+            Update::Summary(payload) => summary = Some(payload),
         }
     }
     match (plan, summary) {

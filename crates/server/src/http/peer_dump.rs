@@ -43,8 +43,8 @@ pub(super) async fn dump(State(dumps): State<Dumps>, peer: Option<Extension<Conn
     let mut by_key: BTreeMap<(String, String, u32), Sources> = BTreeMap::new();
     for engine in dumps.asker.plane.engines().iter() {
         for stream in &engine.streams {
-            let told = stream.glance().block_size.or(engine.spec.block_size);
-            let Some(block_size) = told else { continue };
+            let known = stream.glance().block_size.or(engine.spec.block_size);
+            let Some(block_size) = known else { continue };
             let key = (engine.spec.model.clone(), engine.spec.routing_group.clone(), block_size);
             // Also without anything to tell: the reader's index is of this block size.
             let sources = by_key.entry(key).or_default();

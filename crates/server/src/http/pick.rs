@@ -11,7 +11,6 @@ use axum::{Json, Router};
 use kvplane_access::ApiError;
 use kvplane_catalog::Question;
 use kvplane_core::{EngineId, ErrorCode, PublicError, StreamId};
-use kvplane_ingest::Plane;
 use kvplane_prompt::PromptInput;
 use kvplane_receipts::{Account, Cause, Delivered, LedgerTotals, Receipt};
 use serde::{Deserialize, Serialize};
@@ -51,7 +50,10 @@ async fn pick(
             Read::Text { question, wish, text } => (question, wish, text),
         };
     let tokenized = match asker.tokenize_in_time(&mut question, text).await? {
-        Ok(note) => Some(note),
+        Ok(note) => {
+            wish.text = Some(note.dimensions);
+            Some(note)
+        }
         Err(without) => {
             wish.without_tokens = Some(without);
             None
@@ -276,7 +278,7 @@ enum StageJson {
 }
 
 async fn report(
-    State(plane): State<Arc<Plane>>,
+    State(asker): State<Arc<Asker>>,
     State(routing): State<Arc<Routing>>,
     id: Result<Path<String>, PathRejection>,
     body: Result<Json<ReportJson>, JsonRejection>,
@@ -303,14 +305,14 @@ async fn report(
         first_token_ms,
         attempts: attempts.unwrap_or(1),
     });
-    let report = Report { state, delivered };
+    let report = Report { state, delivered, ..Report::default() };
     if report.delivered.is_none() {
-        let receipt = routing.report(&plane, &id, report)?;
+        let receipt = routing.report(&asker, &id, report)?;
         return Ok(Json(receipt_json(&id, &receipt)));
     }
     // The engine's stream may have to be replayed.
     let receipt = off_the_workers(move || {
-        let receipt = routing.report(&plane, &id, report)?;
+        let receipt = routing.report(&asker, &id, report)?;
         Ok::<_, PublicError>(receipt_json(&id, &receipt))
     });
     Ok(Json(receipt.await??))
@@ -338,9 +340,16 @@ async fn ledger(State(routing): State<Arc<Routing>>, query: Pairs) -> Result<Jso
         let worst: Vec<Value> = worst.iter().map(|(name, receipt)| receipt_json(name, receipt)).collect();
         let mut json = totals_json(&routing.totals());
         json["worst"] = worst.into();
+        json["engines"] = live_json(&routing);
         json
     });
     Ok(Json(json.await?))
+}
+
+fn live_json(routing: &Routing) -> Value {
+    let live = routing.live();
+    let row = |(id, requests, tokens): &(kvplane_core::StreamId, u32, u64)| json!({"engine": id.engine.as_str(), "rank": id.rank, "requests": requests, "uncached_tokens": tokens});
+    live.iter().map(row).collect()
 }
 
 fn totals_json(totals: &LedgerTotals) -> Value {

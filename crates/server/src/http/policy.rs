@@ -70,15 +70,15 @@ impl PolicySnapshot {
         let Self { version, policies, tenants } = self;
         if !VERSIONS.contains(&version) {
             let (first, last) = (VERSIONS.start(), VERSIONS.end());
-            let message = format!("{version} is not understood; {first} to {last} are");
+            let message = format!("{version} is not supported; {first} to {last} are");
             return Err(PublicError::field("version", message));
         }
         let mut by_tenant = HashMap::new();
-        for told in policies.unwrap_or_default() {
-            if told.namespace.is_empty() {
+        for entry in policies.unwrap_or_default() {
+            if entry.namespace.is_empty() {
                 return Err(PublicError::field("namespace", "must not be empty"));
             }
-            by_tenant.insert(told.namespace.clone(), told.policy(version, default)?);
+            by_tenant.insert(entry.namespace.clone(), entry.policy(version, default)?);
         }
         let mut quotas = HashMap::new();
         for TenantJson { tenant_id, max_index_entries, .. } in tenants.unwrap_or_default() {
@@ -137,15 +137,15 @@ mod tests {
 
     use super::*;
 
-    fn told(body: &Value) -> Result<Policies, String> {
+    fn parsed(body: &Value) -> Result<Policies, String> {
         let snapshot: PolicySnapshot =
             serde_json::from_value(body.clone()).map_err(|error| error.to_string())?;
         snapshot.policies(&Policy::default()).map_err(|error| error.message)
     }
 
     #[test]
-    fn everything_that_can_be_told() {
-        let policies = told(&json!({"version": 7, "policies": [{
+    fn everything_that_can_be_announced() {
+        let policies = parsed(&json!({"version": 7, "policies": [{
             "namespace": "a", "evictionTTL": 90_000_000_000_u64, "minimumPrefixTokens": 1, "minimumMatchedTokens": 2,
             "routingFloorScore": 0.5, "lookupTimeoutMs": 3, "affinityRouting": false, "eviction": "lfu",
             "strategy": {"enableChainMatching": false, "requireChain": true, "enableTenantHot": false},
@@ -171,9 +171,9 @@ mod tests {
         for (version, matched) in [(3, 64), (4, 0), (7, 0)] {
             let body = json!({"version": version, "policies": [{"namespace": "a"}], "tenants": null});
             let expected = Policy { minimum_matched_tokens: matched, ..Policy::default() };
-            assert_eq!(told(&body).unwrap().of("a"), &expected, "version {version}");
+            assert_eq!(parsed(&body).unwrap().of("a"), &expected, "version {version}");
         }
-        assert_eq!(told(&json!({"version": 5, "policies": null})).unwrap(), Policies::default());
+        assert_eq!(parsed(&json!({"version": 5, "policies": null})).unwrap(), Policies::default());
     }
 
     #[test]
@@ -196,7 +196,7 @@ mod tests {
                 "tenantID",
             ),
         ] {
-            let error = told(&body).unwrap_err();
+            let error = parsed(&body).unwrap_err();
             assert!(error.contains(named), "{body}: {error}");
         }
     }

@@ -107,7 +107,7 @@ async fn try_out(hints: &Hints, asked: &ProbeRequest) -> Result<(), (&'static st
     taken.map_err(|error| ("ingest", error.message))?;
     let (_, prefixes) = book.state(TENANT, &asked.model);
     if prefixes != 1 {
-        return Err(("ingest", format!("one prefix was reported, and {prefixes} are held")));
+        return Err(("ingest", format!("one prefix was reported, but {prefixes} are held")));
     }
     let found = look_up(&book, TENANT, asked, &marker);
     if found.reason != ReasonCode::PrefixMatch

@@ -67,7 +67,15 @@ pub(super) async fn on_a_fitting_thread<R: Send + 'static>(
     body: Bytes,
     run: impl FnOnce(&[u8]) -> R + Send + 'static,
 ) -> Result<R, ApiError> {
-    if body.len() < if is_text(asker, &body) { LARGE_TEXT } else { LARGE } {
+    let waits = asker.prompts.asks_engines();
+    let at_once = if !is_text(asker, &body) {
+        LARGE
+    } else if waits {
+        0
+    } else {
+        LARGE_TEXT
+    };
+    if body.len() < at_once {
         return Ok(run(&body));
     }
     let ran = tokio::task::spawn_blocking(move || run(&body)).await;
@@ -80,7 +88,8 @@ fn is_text(asker: &Asker, body: &[u8]) -> bool {
     const HEAD: usize = 4 << 10;
     let head = &body[..body.len().min(HEAD)];
     let names = |name: &[u8]| head.windows(name.len()).any(|window| window == name);
-    body.len() >= LARGE_TEXT && !asker.prompts.is_empty() && (names(b"\"messages\"") || names(b"\"prompt\""))
+    let long = body.len() >= LARGE_TEXT || asker.prompts.asks_engines();
+    long && !asker.prompts.is_empty() && (names(b"\"messages\"") || names(b"\"prompt\""))
 }
 
 thread_local! {
@@ -433,7 +442,7 @@ impl<'a> MatchJson<'a> {
             length: LengthJson::new(found),
             cached_tokens: found.cached_tokens,
             note: found.note().map(Note::as_str),
-            main: found.told_main(groups).as_ref().map(LengthJson::new),
+            main: found.reported_main(groups).as_ref().map(LengthJson::new),
             groups: groups.then(|| found.sides().iter().map(group).collect()),
         }
     }

@@ -1,5 +1,7 @@
 //! `/v1/status` and `/v1/engines`.
 
+mod durable;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -14,6 +16,8 @@ use kvplane_report::{ReplicaReport, Reports};
 use kvplane_stream::Group;
 use schemars::JsonSchema;
 use serde::Serialize;
+
+use durable::JournalStatus;
 
 use crate::listeners::Doors;
 use crate::questions::Asker;
@@ -43,6 +47,9 @@ pub(crate) struct PlaneStatus {
     /// Listeners beyond loopback may be without keys (`--insecure`).
     insecure: bool,
     process: ProcessStatus,
+    /// The durable journal, where one is configured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    journal: Option<JournalStatus>,
     routing: RoutingStatus,
     /// Engines that compute other token ids than kvplane for some prompts.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -55,7 +62,7 @@ pub(crate) struct PlaneStatus {
 /// What came of decisions.
 #[derive(Debug, Serialize, JsonSchema)]
 struct RoutingStatus {
-    /// Receipts for which somebody reported what was delivered.
+    /// Receipts with a report of delivered tokens.
     settled: u64,
     /// Of those, exact predictions that differ from what was delivered, without any event of the engine that
     /// says why.
@@ -305,6 +312,7 @@ impl StatusPage {
             listeners: self.doors.listeners(),
             insecure: self.access.is_insecure(),
             process: ProcessStatus { open_files: open_descriptors(), open_files_limit: descriptor_limit() },
+            journal: plane.durable().map(|durable| JournalStatus::of(durable)),
             routing: self.routing(),
             contradicted_tokenizers: self.contradicted(),
             discovery: self.discovery.sources(),

@@ -129,7 +129,7 @@ impl Watcher {
             let remarks = self.plane.chronicle().after(self.heard);
             if let Some(last) = remarks.last() {
                 self.heard = last.number;
-                self.ready.extend(told(&remarks));
+                self.ready.extend(remark_event(&remarks));
             }
             let overviews = self.overviews.clone();
             // Streams may be busy: not on a thread that serves others.
@@ -153,7 +153,7 @@ pub(super) async fn history(
     Ok(Json(history.past(engine.as_deref())))
 }
 
-fn told(remarks: &[Arc<Remark>]) -> Option<Event> {
+fn remark_event(remarks: &[Arc<Remark>]) -> Option<Event> {
     let shown: Vec<_> = remarks
         .iter()
         .map(|remark| RemarkJson {

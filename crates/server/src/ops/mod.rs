@@ -80,7 +80,7 @@ impl Operations {
         let engines = request.selection.of(&self.plane.engines())?;
         let places = if request.verb.name().changes() { &self.changing } else { &self.reading };
         let Ok(place) = places.clone().try_acquire_owned() else {
-            let message = format!("{OPERATIONS_MAX} such operations are under way");
+            let message = format!("{OPERATIONS_MAX} such operations are in progress");
             return Err(
                 PublicError::new(ErrorCode::LimitReached, message).with_next("try again when one has ended")
             );

@@ -78,7 +78,7 @@ pub(super) async fn run(
         let _ = updates.send(Update::Plan(plan)).await;
         return;
     }
-    let (told, proofs) = mpsc::channel(ranks.max(1));
+    let (sender, proofs) = mpsc::channel(ranks.max(1));
     let order = Order {
         operation: request.id.to_string(),
         verb: verb.name(),
@@ -95,7 +95,7 @@ pub(super) async fn run(
         targets,
         asking,
         outbox: VecDeque::from([Update::Plan(plan)]),
-        told,
+        sender,
         pending: HashMap::new(),
         tally: Tally::default(),
         began: Instant::now(),
@@ -133,7 +133,7 @@ struct Operation {
     asking: Arc<Asking>,
     /// Updates that are still to be sent.
     outbox: VecDeque<Update>,
-    told: mpsc::Sender<Proof>,
+    sender: mpsc::Sender<Proof>,
     /// Ranks whose streams are watched after their engine answered.
     pending: HashMap<At, Answered>,
     tally: Tally,
@@ -193,8 +193,8 @@ impl Operation {
         }
         self.outbox.push_back(Update::Summary(self.tally.summary(took)));
         // Nothing is awaited from here on but the caller, who may have stopped reading.
-        let Self { outbox, told, place, .. } = self;
-        drop((proofs, told));
+        let Self { outbox, sender, place, .. } = self;
+        drop((proofs, sender));
         deliver(outbox, updates, &order.operation, READ_WITHIN).await;
         drop(place);
     }
@@ -302,7 +302,7 @@ impl Operation {
             timeout: self.request.proof_timeout,
             said_yes,
             nudge,
-            told: self.told.clone(),
+            sender: self.sender.clone(),
             place: self.place.clone(),
         };
         kvplane_runtime::spawn("prove a flush", proving.run());

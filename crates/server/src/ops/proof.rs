@@ -160,7 +160,7 @@ pub(super) struct Proving {
     pub(super) said_yes: bool,
     pub(super) nudge: Nudge,
     /// Has room for every rank of the operation.
-    pub(super) told: mpsc::Sender<Proof>,
+    pub(super) sender: mpsc::Sender<Proof>,
     /// The operation's place: it is taken until the last stream is settled.
     pub(super) place: Arc<OwnedSemaphorePermit>,
 }
@@ -191,7 +191,7 @@ impl Nudge {
     fn hint(&self) -> Option<String> {
         let hint = match self {
             Self::Needless => return None,
-            Self::Unwanted => "an idle engine of its kind publishes with its next step: nudge it",
+            Self::Unwanted => "an idle engine of its kind publishes with its next step: use nudge",
             Self::Wanted { .. } => "it was not nudged in time",
         };
         Some(hint.to_owned())
@@ -264,7 +264,7 @@ impl Silent {
 impl Proving {
     /// Watches until every stream is settled.
     pub(super) async fn run(self) {
-        let Self { watched, timeout, said_yes, nudge, told, place } = self;
+        let Self { watched, timeout, said_yes, nudge, sender, place } = self;
         let began = Instant::now();
         let silent = Silent::new(&watched, nudge.hint().as_ref());
         let mut unsettled: HashMap<At, Seen> =
@@ -277,7 +277,7 @@ impl Proving {
             tokio::select! {
                 biased;
                 // Nobody is sent anything for a caller that has gone.
-                () = told.closed() => {}
+                () = sender.closed() => {}
                 () = nudge.send(&silent) => {}
             }
         };
@@ -289,14 +289,14 @@ impl Proving {
                     let Some((at, sight)) = settled else { break };
                     unsettled.remove(&at);
                     // The caller may have gone.
-                    let _ = told.send(Proof { at, sight, took: began.elapsed() }).await;
+                    let _ = sender.send(Proof { at, sight, took: began.elapsed() }).await;
                 }
                 () = &mut early, if is_early => {
                     is_early = false;
                     for (&at, seen) in &unsettled {
                         let hint = silent.said(seen.rank());
                         let sight = Sight { early: true, ..seen.sight(FlushOutcome::Unproven, hint) };
-                        let _ = told.send(Proof { at, sight, took: began.elapsed() }).await;
+                        let _ = sender.send(Proof { at, sight, took: began.elapsed() }).await;
                     }
                 }
                 () = &mut nudged, if !is_nudged => is_nudged = true,

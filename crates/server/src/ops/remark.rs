@@ -8,7 +8,7 @@ use super::verdict::{Ruling, Verdict};
 impl Ruling {
     /// What is said of the rank, if the verb changes anything.
     pub(super) fn said(&self, verb: VerbName) -> Option<Said> {
-        let (topic, name) = told(verb)?;
+        let (topic, name) = topic_of(verb)?;
         let mood = match self.verdict {
             Verdict::Proven | Verdict::Done => Mood::Good,
             Verdict::Unsupported => Mood::Plain,
@@ -20,14 +20,15 @@ impl Ruling {
 
 /// What is said of a rank that was asked and whose verdict nobody waited for.
 pub(super) fn left_alone(verb: VerbName) -> Option<Said> {
-    let (topic, name) = told(verb)?;
-    let words =
-        format!("{name}, asked: the caller left before a verdict; the stream goes on showing what it did");
+    let (topic, name) = topic_of(verb)?;
+    let words = format!(
+        "{name} requested: the caller disconnected before the verdict; the stream will show the result"
+    );
     Some(Said::new(topic, Mood::Plain, words))
 }
 
 /// The topic and the name of what changes something.
-fn told(verb: VerbName) -> Option<(&'static str, &'static str)> {
+fn topic_of(verb: VerbName) -> Option<(&'static str, &'static str)> {
     match verb {
         VerbName::Flush => Some(("flush", "flush")),
         VerbName::StartProfile => Some(("profile", "profile to be started")),
@@ -41,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_changes_nothing_is_not_told() {
+    fn what_changes_nothing_is_not_reported() {
         let ruling = |verdict| Ruling {
             verdict,
             why: "its stream shows the clear".to_owned(),

@@ -86,12 +86,12 @@ impl fmt::Display for Selection {
         let kinds: Vec<_> = self.kinds.iter().map(|kind| kind.as_str().to_owned()).collect();
         let lists =
             [("engine", &self.engines), ("model", &self.models), ("kind", &kinds), ("url", &self.urls)];
-        let told: Vec<_> = lists
+        let parts: Vec<_> = lists
             .into_iter()
             .filter(|(_, names)| !names.is_empty())
             .map(|(list, names)| format!("{list}={}", names.join(",")))
             .collect();
-        f.write_str(if told.is_empty() { "every engine" } else { "" })?;
-        f.write_str(&told.join(" "))
+        f.write_str(if parts.is_empty() { "every engine" } else { "" })?;
+        f.write_str(&parts.join(" "))
     }
 }

@@ -48,8 +48,8 @@ fn counts<const N: usize>(
     let verbs = VerbName::ALL.into_iter().zip(counted);
     let all = verbs
         .flat_map(|(verb, row)| names.into_iter().zip(row).map(move |(name, count)| (verb, name, count)));
-    let told = all.map(|(verb, name, count)| (verb.as_str(), name, count.load(Ordering::Relaxed)));
-    told.filter(|(.., count)| *count > 0).collect()
+    let rows = all.map(|(verb, name, count)| (verb.as_str(), name, count.load(Ordering::Relaxed)));
+    rows.filter(|(.., count)| *count > 0).collect()
 }
 
 /// Who asked for what.

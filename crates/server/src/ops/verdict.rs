@@ -145,11 +145,11 @@ pub(crate) fn judge(wanted: Wanted, answer: &Answer, first: bool, sight: Option<
         (Meaning::Accepted { .. }, Some(sight)) if reports_success(answer, first) => accepted(answer, sight),
         (Meaning::Accepted { .. }, None) if reports_success(answer, first) => {
             let profile = matches!(wanted.verb, VerbName::StartProfile | VerbName::StopProfile);
-            let why = if profile { "; no stream shows a profile" } else { "" };
+            let why = if profile { "; event streams do not show profiles" } else { "" };
             (Verdict::Done, format!("{}{why}", answer.why))
         }
         (Meaning::Accepted { proves: true, .. }, _) => {
-            let why = format!("the answer is the first rank's, not this one's{}", unseen(sight));
+            let why = format!("the answer is for the first rank, not for this one{}", unseen(sight));
             (Verdict::Unknown, why)
         }
         (meaning, _) => (by_answer(meaning), format!("{}{}", answer.why, unseen(sight))),
@@ -180,7 +180,8 @@ fn judge_shown(wanted: Wanted, success: bool, shown: &str, reach: FlushReach) ->
         let remaining = remaining.join(", ");
         match (wanted.all_tiers, success) {
             (true, true) => {
-                let why = "the engine reports that other tiers were flushed too, which no stream shows";
+                let why =
+                    "the engine reports that other tiers were flushed too, which event streams cannot show";
                 (Verdict::Done, format!("{shown}; {why}: {remaining}"))
             }
             (true, false) => {
@@ -190,7 +191,7 @@ fn judge_shown(wanted: Wanted, success: bool, shown: &str, reach: FlushReach) ->
             // A flush means that nothing old is served, from whatever tier.
             (false, _) => {
                 let why =
-                    format!("it reached the device alone: {remaining}; reset_external asks for all tiers");
+                    format!("only the device was flushed: {remaining}; reset_external flushes all tiers");
                 (Verdict::Unknown, format!("{shown}; {why}"))
             }
         }
@@ -209,8 +210,8 @@ fn remains((tier, blocks): &(Tier, Option<u64>)) -> String {
 fn shown_by(sign: FlushSign) -> &'static str {
     match sign {
         FlushSign::Clear => "its stream shows the clear",
-        FlushSign::Removals => "its stream shows that everything known to be held was removed",
-        FlushSign::NothingHeld => "everything is known of its stream, and nothing is held",
+        FlushSign::Removals => "its stream shows that every known block was removed",
+        FlushSign::NothingHeld => "its stream is exact and holds nothing",
     }
 }
 
@@ -218,14 +219,14 @@ fn shown_by(sign: FlushSign) -> &'static str {
 fn accepted(answer: &Answer, sight: &Sight) -> (Verdict, String) {
     let said = &answer.why;
     if sight.outcome == FlushOutcome::Lost {
-        let why = "batches of its stream were lost meanwhile, and perhaps the sign of it with them";
+        let why = "batches of its stream were lost meanwhile, perhaps the confirmation too";
         return (Verdict::Done, format!("{said}; {why}"));
     }
     if sight.continuity != Continuity::Live {
-        return (Verdict::Done, format!("{said}; its stream is not heard ({})", sight.continuity));
+        return (Verdict::Done, format!("{said}; its stream is not live ({})", sight.continuity));
     }
     if !sight.held && !sight.doubted && !publishes_clears(sight.kind) {
-        let why = "nothing was known to be held, and engines of its kind publish no clear";
+        let why = "no block was known, and engines of its kind publish no clear";
         return (Verdict::Done, format!("{said}; {why}"));
     }
     (Verdict::Timeout, format!("{said}{}", unseen(Some(sight))))
@@ -250,9 +251,9 @@ fn unseen(sight: Option<&Sight>) -> String {
     let Some(sight) = sight else { return String::new() };
     let hint = sight.hint.as_ref().map_or_else(String::new, |hint| format!("; {hint}"));
     if sight.early {
-        return "; its stream shows nothing so far, and is watched on".to_owned();
+        return "; not confirmed by its stream so far; still watching".to_owned();
     }
-    format!("; its stream showed nothing by the proof timeout{hint}")
+    format!("; not confirmed by its stream within the proof timeout{hint}")
 }
 
 #[cfg(test)]

@@ -3,14 +3,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvplane_access::{Bounds, Door, Edge, Port, Tls};
-use kvplane_picker::{Options, Picker, Rules};
+use axum::middleware::from_fn_with_state;
+use futures::StreamExt as _;
+use kvplane_access::{Door, Edge, OtherListener, Port, Tls};
+use kvplane_picker::{Options, Paced, Picker, Rules};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 use tonic::transport::Server;
 use tracing::{error, info};
+
+use super::bound::{Bounding, bound_streams};
 
 /// Streams on one connection: an Envoy has a connection per worker, and a stream per request.
 const STREAMS: u32 = 8_192;
@@ -32,23 +36,25 @@ pub struct PickerSetup {
     pub tls: Option<Arc<Tls>>,
     /// How it behaves.
     pub options: Options,
-    /// Endpoints, priorities and models, from whoever knows them: see `kvplane_picker::Rules`.
+    /// Endpoints, priorities and models: see `kvplane_picker::Rules`.
     pub rules: watch::Receiver<Arc<Rules>>,
     /// How long requests are taken after a stop.
     pub drain: Duration,
 }
 
 /// Serves until `stop` is cancelled, and a little longer: gateways take a moment to notice.
-pub(crate) async fn run(setup: PickerSetup, picker: Picker, stop: CancellationToken) {
-    let PickerSetup { listener, health, tls, drain, .. } = setup;
+pub(crate) async fn run(setup: PickerSetup, picker: Picker, edge: Arc<Edge>, stop: CancellationToken) {
+    let PickerSetup { listener, health, tls, drain, options, .. } = setup;
     info!(endpoints = picker.pool().endpoints().len(), "picker serving");
     let end = CancellationToken::new();
-    let edge = Edge::new(Bounds::default());
-    let processing = picker.routes(stop.clone());
-    let processing = serve(listener, tls, processing, &edge, end.clone());
+    let bounding = Arc::new(Bounding::new(edge.clone(), options.max_bodies));
+    let serve = |name, listener, tls, routes| {
+        serve(name, listener, tls, routes, edge.clone(), bounding.clone(), end.clone())
+    };
+    let processing = serve("picker", listener, tls, picker.routes(stop.clone()));
     let health = async {
         if let Some(listener) = health {
-            serve(listener, None, picker.health_routes(stop.clone()), &edge, end.clone()).await;
+            serve("picker_health", listener, None, picker.health_routes(stop.clone())).await;
         }
     };
     let closing = async {
@@ -60,21 +66,27 @@ pub(crate) async fn run(setup: PickerSetup, picker: Picker, stop: CancellationTo
 }
 
 async fn serve(
+    name: &'static str,
     listener: TcpListener,
     tls: Option<Arc<Tls>>,
     routes: Routes,
-    edge: &Edge,
+    edge: Arc<Edge>,
+    bounding: Arc<Bounding>,
     end: CancellationToken,
 ) {
-    let door = Door::open(listener, Port::Grpc, tls, edge.grpc.clone());
+    let connections = edge.bounds.picker();
+    edge.note(OtherListener { name, connections: connections.clone(), tls: tls.clone() });
+    let door = Door::open(listener, Port::Grpc, tls, connections);
+    let routes = routes.into_axum_router().layer(from_fn_with_state(bounding, bound_streams));
     let server = Server::builder()
         .max_concurrent_streams(Some(STREAMS))
         .initial_stream_window_size(Some(STREAM_WINDOW))
         .initial_connection_window_size(Some(CONNECTION_WINDOW))
         .http2_keepalive_interval(Some(edge.bounds.ping_every))
         .http2_keepalive_timeout(Some(edge.bounds.ping_timeout))
-        .add_routes(routes);
-    if let Err(error) = server.serve_with_incoming_shutdown(door.incoming(), end.cancelled_owned()).await {
+        .add_routes(routes.into());
+    let incoming = door.incoming().map(|connection| connection.map(Paced::new));
+    if let Err(error) = server.serve_with_incoming_shutdown(incoming, end.cancelled_owned()).await {
         error!(%error, "picker failed");
     }
 }

@@ -46,6 +46,17 @@ impl Books {
         }
     }
 
+    /// Requests at each endpoint, and their tokens that are still to be computed.
+    pub(super) fn live(&self) -> Vec<(StreamId, u32, u64)> {
+        let booked = |(slot, id): (&Slot, &StreamId)| {
+            let (requests, tokens) = self.router.booked(*slot)?;
+            Some((id.clone(), requests, tokens))
+        };
+        let mut live: Vec<_> = self.names.iter().filter_map(booked).collect();
+        live.sort_unstable_by(|left, right| left.0.cmp(&right.0));
+        live
+    }
+
     /// The endpoint of a stream. One in a new life holds nothing of what was sent to the one before.
     pub(super) fn slot(&mut self, member: &Member, epoch: Epoch) -> Option<Slot> {
         if let Some(seen) = self.seen.get_mut(&member.serial)

@@ -88,7 +88,7 @@ impl Drop for Guard {
 pub(crate) fn messages(joined: Joined) -> impl futures::Stream<Item = proto::BookingBatch> + Send {
     let Joined { now, next, .. } = joined;
     let now = futures::stream::iter(now).chunks(BATCH);
-    let next = ReceiverStream::new(next).ready_chunks(BATCH);
+    let next = ReceiverStream::new(next).map(|queued| queued.update).ready_chunks(BATCH);
     now.chain(next).map(|updates| proto::BookingBatch { updates })
 }
 
@@ -114,12 +114,12 @@ impl Link {
             // An older release, or a caller without the role.
             let hopeless =
                 matches!(ended.code(), Code::Unimplemented | Code::Unauthenticated | Code::PermissionDenied);
-            let why = format!("{:?}: {}", ended.code(), ended.message());
-            if self.failing.as_ref() == Some(&why) {
-                debug!(link = %self.id, why, "bookings are not shared");
+            let reason = format!("{:?}: {}", ended.code(), ended.message());
+            if self.failing.as_ref() == Some(&reason) {
+                debug!(link = %self.id, reason, "bookings are not shared");
             } else {
-                warn!(link = %self.id, why, "bookings are not shared: picks do not count what other planes sent to its engines");
-                self.failing = Some(why);
+                warn!(link = %self.id, reason, "bookings are not shared: picks do not count what other planes sent to its engines");
+                self.failing = Some(reason);
             }
             sleep(if hopeless { SLOW_WAIT } else { wait }).await;
         }
@@ -152,18 +152,18 @@ impl Link {
         let answer = client.share_bookings(ReceiverStream::new(sent));
         let slow = |_| Status::deadline_exceeded("it did not answer in time");
         let mut heard = timeout(ANSWER_WITHIN, answer).await.map_err(slow)??.into_inner();
-        // After the answer: whoever is not there is no peer, and nothing is kept for it.
+        // After the answer: an absent plane is no peer, and nothing is kept for it.
         let Some(joined) = self.routing.join(&self.plane, Way::Followed(self.id.clone())) else {
             return Err(Status::resource_exhausted("too many planes share bookings with this one"));
         };
         let guard = Guard::new(self.plane.clone(), self.routing.clone(), joined.number);
         info!(link = %self.id, "bookings are shared");
         self.failing = None;
-        let told = messages(joined).map(Ok).forward(tokio_util::sync::PollSender::new(out));
-        let mut told = std::pin::pin!(told);
+        let forwarding = messages(joined).map(Ok).forward(tokio_util::sync::PollSender::new(out));
+        let mut forwarding = std::pin::pin!(forwarding);
         loop {
             tokio::select! {
-                _ = &mut told => return Err(Status::aborted("it reads too slowly, or ended the call")),
+                _ = &mut forwarding => return Err(Status::aborted("it reads too slowly, or ended the call")),
                 batch = heard.message() => {
                     let Some(batch) = batch? else { return Ok(()) };
                     if !self.routing.take(&self.plane, guard.number, &batch.updates) {

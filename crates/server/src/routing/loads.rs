@@ -1,5 +1,5 @@
-//! Engines' own load, while somebody picks: from `GetLoads` where they have a gRPC server, and otherwise from their `/metrics`
-//! (`TokenSpeed`: `/v1/loads`).
+//! Engines' own load, while somebody picks: from `GetLoads` where they have a gRPC server, and otherwise from
+//! their `/metrics` (`TokenSpeed`: `/v1/loads`).
 //!
 //! A report counts for three rounds. Afterwards the engine is judged by bookings alone, and answers say so
 //! (`load`: `stale`).
@@ -190,11 +190,11 @@ fn take(routing: &Routing, failing: &mut HashSet<String>, engine: &Engine, answe
 
 impl Routing {
     fn take_loads(&self, engine: &Engine, loads: &BTreeMap<u32, Load>, valid: f64) {
-        let until = self.now() + valid;
+        let now = self.now();
         let mut books = self.books.lock();
         for (rank, load) in loads {
             if let Some(slot) = books.find(&StreamId::new(engine.spec.id.clone(), *rank)) {
-                books.router.report_load(slot, *load, until);
+                books.router.report_load(slot, *load, now, now + valid);
             }
         }
     }
@@ -231,7 +231,7 @@ fn read_loads(detail: &Value) -> BTreeMap<u32, Load> {
 fn read(kind: EngineKind, page: &str) -> BTreeMap<u32, Load> {
     let rank_label = if kind == EngineKind::Vllm { "engine" } else { "dp_rank" };
     let mut loads: BTreeMap<u32, Load> = BTreeMap::new();
-    let mut told = HashSet::new();
+    let mut reported = HashSet::new();
     for sample in samples(page) {
         let Some(metric) = sample.name.strip_prefix("vllm:").or_else(|| sample.name.strip_prefix("sglang:"))
         else {
@@ -246,7 +246,7 @@ fn read(kind: EngineKind, page: &str) -> BTreeMap<u32, Load> {
         match metric {
             "num_requests_running" | "num_running_reqs" => {
                 load.running = sample.value as u32;
-                told.insert(rank);
+                reported.insert(rank);
             }
             "num_requests_waiting" | "num_queue_reqs" => load.waiting = sample.value as u32,
             "kv_cache_usage_perc" | "gpu_cache_usage_perc" | "token_usage" => {
@@ -262,7 +262,7 @@ fn read(kind: EngineKind, page: &str) -> BTreeMap<u32, Load> {
             _ => {}
         }
     }
-    loads.retain(|rank, _| told.contains(rank));
+    loads.retain(|rank, _| reported.contains(rank));
     loads
 }
 

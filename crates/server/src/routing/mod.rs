@@ -27,6 +27,8 @@ use peers::{Joined, Way};
 pub(crate) use pick::{Endpoint, MAX_ENDPOINTS, Passed, Picked, Wish};
 pub(crate) use report::{Report, State};
 
+/// Updates of other planes that are taken while decisions wait.
+const TAKEN_AT_ONCE: usize = 128;
 /// Receipts that are kept.
 const RECEIPT_BYTES: usize = 32 << 20;
 /// Prefixes that are remembered as asked for.
@@ -123,10 +125,13 @@ impl Routing {
 
     /// Takes what a plane shares. False where it is no peer any more.
     pub(crate) fn take(&self, plane: &Plane, number: u64, updates: &[proto::BookingUpdate]) -> bool {
-        let mut books = self.books.lock();
-        let now = self.now();
-        books.router.expire(now);
-        updates.iter().all(|update| books.take(plane, number, update, now))
+        // A message has tens of thousands: decisions go on between them.
+        updates.chunks(TAKEN_AT_ONCE).all(|updates| {
+            let mut books = self.books.lock();
+            let now = self.now();
+            books.router.expire(now);
+            updates.iter().all(|update| books.take(plane, number, update, now))
+        })
     }
 
     /// What all receipts came to.
@@ -154,6 +159,11 @@ impl Routing {
 
     fn took(&self) -> LatenciesRead {
         self.took.read()
+    }
+
+    /// Requests at each endpoint, and their tokens that are still to be computed.
+    pub(crate) fn live(&self) -> Vec<(kvplane_core::StreamId, u32, u64)> {
+        self.books.lock().live()
     }
 
     /// For `/metrics`.
@@ -188,7 +198,7 @@ impl Routing {
             loads: LoadSource::ALL.iter().map(|source| source.as_str()).zip(sources).collect(),
             polls: self.polls.outcomes(),
             bookings: books.bookings as u64,
-            told_bookings: peers.told,
+            remote_bookings: peers.remote,
             planes: peers.planes,
             updates: peers.updates,
             updates_refused: peers.refused.to_vec(),

@@ -5,13 +5,18 @@
 //! a peer's update        ──> the books, and every other peer
 //! ```
 //!
-//! A stream comes over one link at most, so the peers that know it are a tree, and what goes to all but the sender comes to nobody twice.
-//! Bookings of a peer are gone when it is, and otherwise after as long as any other. All of them are half of the books at most.
+//! A stream comes over one link at most, so the peers that know it are a tree, and what goes to all but the
+//! sender comes to nobody twice. Bookings of a peer are gone when it is, and otherwise after as long as any
+//! other. All of them are half of the books at most.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use kvplane_core::{EngineId, StreamId};
 use kvplane_ingest::Plane;
 use kvplane_proto::kvplane::v1 as proto;
-use kvplane_route::{Booking, BookingId, Told};
+use kvplane_route::{Booking, BookingId, RemoteBooking};
+use kvplane_transport::edge::PeerKey;
 use rustc_hash::FxHashMap;
 use tokio::sync::mpsc;
 
@@ -21,9 +26,14 @@ use super::books::Books;
 const MAX_PEERS: usize = 64;
 /// Bookings of one peer, and of all.
 const MAX_PER_PEER: usize = 16_384;
-const MAX_TOLD: usize = 32_768;
-/// Updates that wait for a peer. One that falls further behind begins anew.
+const MAX_REMOTE: usize = 32_768;
+/// Planes behind one address that share bookings: the others' places are not for it.
+const MAX_PEERS_OF_HOST: usize = MAX_PEERS / 2;
+/// Updates that wait for a peer, and the bytes of their prefixes. One that falls further behind begins anew.
 const QUEUE: usize = 4_096;
+const QUEUED_BYTES: usize = 4 << 20;
+/// How often bookings that expired are looked for where there is no room, in seconds.
+const SWEEP_EVERY: f64 = 1.0;
 /// Prefixes of a prompt that are read: one of a million tokens has about 130.
 const MAX_PREFIXES: usize = 512;
 
@@ -32,8 +42,37 @@ const MAX_PREFIXES: usize = 512;
 pub(crate) enum Way {
     /// It is followed over this link: its engines have its names behind the link's.
     Followed(EngineId),
-    /// It follows this plane, and calls engines as they are called here.
-    Follows,
+    /// It follows this plane from here, and calls engines as they are called here.
+    Follows(PeerKey),
+}
+
+/// An update that waits for its peer.
+#[derive(Debug)]
+pub(crate) struct Queued {
+    pub(crate) update: proto::BookingUpdate,
+    _bytes: QueuedBytes,
+}
+
+/// Bytes of one update among those that wait for a peer.
+#[derive(Debug)]
+struct QueuedBytes {
+    all: Arc<AtomicUsize>,
+    bytes: usize,
+}
+
+impl QueuedBytes {
+    /// `None` where there is no room.
+    fn of(update: &proto::BookingUpdate, all: &Arc<AtomicUsize>) -> Option<Self> {
+        let bytes = size_of::<proto::BookingUpdate>() + update.engine.len() + 8 * update.prefixes.len();
+        let taken = Self { all: all.clone(), bytes };
+        (all.fetch_add(bytes, Ordering::Relaxed) + bytes <= QUEUED_BYTES).then_some(taken)
+    }
+}
+
+impl Drop for QueuedBytes {
+    fn drop(&mut self) {
+        self.all.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
 }
 
 /// What was not taken, or not sent.
@@ -56,9 +95,11 @@ impl Refusal {
 struct Peer {
     number: u64,
     way: Way,
-    out: mpsc::Sender<proto::BookingUpdate>,
+    out: mpsc::Sender<Queued>,
+    /// Bytes that wait for it.
+    queued: Arc<AtomicUsize>,
     /// Its bookings, by its own numbers.
-    told: FxHashMap<u64, BookingId>,
+    remote: FxHashMap<u64, BookingId>,
 }
 
 /// All of them.
@@ -69,23 +110,25 @@ pub(super) struct Peers {
     refused: [u64; Refusal::ALL.len()],
     received: u64,
     sent: u64,
+    /// When bookings that expired were last looked for.
+    swept: f64,
 }
 
-/// What a peer that joined is told.
+/// What a peer that joined is sent.
 #[derive(Debug)]
 pub(crate) struct Joined {
     pub(crate) number: u64,
     /// Every booking that it is not known to have.
     pub(crate) now: Vec<proto::BookingUpdate>,
     /// What happens from here on. It ends where the peer is too slow.
-    pub(crate) next: mpsc::Receiver<proto::BookingUpdate>,
+    pub(crate) next: mpsc::Receiver<Queued>,
 }
 
 /// For `/metrics`.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct PeerRows {
     pub(crate) planes: [(&'static str, u64); 2],
-    pub(crate) told: u64,
+    pub(crate) remote: u64,
     pub(crate) updates: [(&'static str, u64); 2],
     pub(crate) refused: [(&'static str, u64); Refusal::ALL.len()],
 }
@@ -99,14 +142,14 @@ impl Peers {
         let followed = self.all.iter().filter(|peer| matches!(peer.way, Way::Followed(_))).count();
         PeerRows {
             planes: [("followed", followed as u64), ("following", (self.all.len() - followed) as u64)],
-            told: self.told() as u64,
+            remote: self.remote() as u64,
             updates: [("received", self.received), ("sent", self.sent)],
             refused: Refusal::ALL.map(|(refusal, name)| (name, self.refused[refusal as usize])),
         }
     }
 
-    fn told(&self) -> usize {
-        self.all.iter().map(|peer| peer.told.len()).sum()
+    fn remote(&self) -> usize {
+        self.all.iter().map(|peer| peer.remote.len()).sum()
     }
 
     fn find(&mut self, number: u64) -> Option<&mut Peer> {
@@ -126,14 +169,15 @@ fn name_there(way: &Way, plane: &Plane, engine: &EngineId) -> Option<String> {
 fn name_here(way: &Way, engine: &str) -> EngineId {
     match way {
         Way::Followed(link) => EngineId::new(&format!("{link}/{engine}")),
-        Way::Follows => EngineId::new(engine),
+        Way::Follows(_) => EngineId::new(engine),
     }
 }
 
 impl Books {
     /// A peer is there. `None` when there are too many.
     pub(super) fn join(&mut self, plane: &Plane, way: Way, now: f64) -> Option<Joined> {
-        if self.peers.all.len() >= MAX_PEERS {
+        let of_host = self.peers.all.iter().filter(|peer| matches!(way, Way::Follows(_)) && peer.way == way);
+        if self.peers.all.len() >= MAX_PEERS || of_host.count() >= MAX_PEERS_OF_HOST {
             return None;
         }
         let (out, next) = mpsc::channel(QUEUE);
@@ -149,7 +193,8 @@ impl Books {
         known.sort_by_key(|update| update.age_ms);
         known.truncate(MAX_PER_PEER);
         self.peers.sent += known.len() as u64;
-        self.peers.all.push(Peer { number, way, out, told: FxHashMap::default() });
+        let queued = Arc::default();
+        self.peers.all.push(Peer { number, way, out, queued, remote: FxHashMap::default() });
         Some(Joined { number, now: known, next })
     }
 
@@ -157,7 +202,7 @@ impl Books {
     pub(super) fn leave(&mut self, plane: &Plane, number: u64, now: f64) {
         let Some(at) = self.peers.all.iter().position(|peer| peer.number == number) else { return };
         let peer = self.peers.all.swap_remove(at);
-        for booking in peer.told.into_values() {
+        for booking in peer.remote.into_values() {
             self.changed(plane, booking, proto::BookingChange::Over, Some(number), now);
             self.router.abort(booking);
         }
@@ -178,14 +223,14 @@ impl Books {
             proto::BookingChange::Unspecified => {}
             proto::BookingChange::Booked => {
                 let stream = StreamId::new(name_here(&peer.way, &update.engine), update.rank);
-                // The same number again is the same booking, told anew.
-                if let Some(old) = peer.told.remove(&update.id) {
+                // The same number again is the same booking, sent again.
+                if let Some(old) = peer.remote.remove(&update.id) {
                     self.router.abort(old);
                 }
                 self.take_booking(plane, number, &stream, update, now);
             }
             proto::BookingChange::FirstToken => {
-                let booking = peer.told.get(&update.id).copied();
+                let booking = peer.remote.get(&update.id).copied();
                 if let Some(booking) = booking
                     && self.router.first_token(booking, now).is_some()
                 {
@@ -193,7 +238,7 @@ impl Books {
                 }
             }
             proto::BookingChange::Over => {
-                if let Some(booking) = peer.told.remove(&update.id) {
+                if let Some(booking) = peer.remote.remove(&update.id) {
                     self.changed(plane, booking, change, Some(number), now);
                     self.router.finish(booking);
                 }
@@ -215,12 +260,12 @@ impl Books {
             self.peers.count(Refusal::UnknownEngine);
             return;
         };
-        if !self.has_room(number) {
+        if !self.has_room(number, now) {
             self.peers.count(Refusal::Full);
             return;
         }
         let Some(slot) = self.meet(stream, found.cursor().epoch) else { return };
-        let told = Told {
+        let remote = RemoteBooking {
             prompt: update.prompt_tokens,
             uncached: update.uncached_tokens,
             output: update.output_tokens,
@@ -228,24 +273,30 @@ impl Books {
             started: update.started,
             prefixes: &update.prefixes[..update.prefixes.len().min(MAX_PREFIXES)],
         };
-        let Some(booking) = self.router.book_told(slot, &told, now) else { return };
+        let Some(booking) = self.router.book_remote(slot, &remote, now) else { return };
         if let Some(peer) = self.peers.find(number) {
-            peer.told.insert(update.id, booking);
+            peer.remote.insert(update.id, booking);
         }
         self.changed(plane, booking, proto::BookingChange::Booked, Some(number), now);
     }
 
-    /// Whether another booking of a peer is taken. Those that expired make room.
-    fn has_room(&mut self, number: u64) -> bool {
+    /// Whether another booking of a peer is taken. Those that expired make room: they are looked for now and
+    /// then, not for every booking that a peer tells of in vain.
+    fn has_room(&mut self, number: u64, now: f64) -> bool {
         let fits = |peers: &mut Peers| {
-            peers.told() < MAX_TOLD && peers.find(number).is_some_and(|peer| peer.told.len() < MAX_PER_PEER)
+            peers.remote() < MAX_REMOTE
+                && peers.find(number).is_some_and(|peer| peer.remote.len() < MAX_PER_PEER)
         };
         if fits(&mut self.peers) {
             return true;
         }
+        if now - self.peers.swept < SWEEP_EVERY {
+            return false;
+        }
+        self.peers.swept = now;
         let router = &self.router;
         for peer in &mut self.peers.all {
-            peer.told.retain(|_, booking| router.booking(*booking).is_some());
+            peer.remote.retain(|_, booking| router.booking(*booking).is_some());
         }
         fits(&mut self.peers)
     }
@@ -270,9 +321,11 @@ impl Books {
         for peer in others() {
             let Some(engine) = name_there(&peer.way, plane, &stream.engine) else { continue };
             let update = self.update(booking, change, (engine, stream.rank), now);
-            match peer.out.try_send(update) {
-                Ok(()) => sent += 1,
-                Err(_) => lagging.push(peer.number),
+            let queued = QueuedBytes::of(&update, &peer.queued).map(|bytes| Queued { update, _bytes: bytes });
+            if queued.is_some_and(|queued| peer.out.try_send(queued).is_ok()) {
+                sent += 1;
+            } else {
+                lagging.push(peer.number);
             }
         }
         self.peers.sent += sent;

@@ -2,6 +2,7 @@
 
 use kvplane_catalog::{Answer, Question};
 use kvplane_core::{ErrorCode, PublicError, StreamId, Trust, hash_blocks};
+use kvplane_prompt::Dimensions;
 use kvplane_proto::kvplane::v1::BookingChange;
 use kvplane_receipts::Decided;
 use kvplane_route::{Ask, Decision, LoadSource, Outline, Policy, Role, Skip, Slot, Terms, Why};
@@ -36,6 +37,10 @@ pub(crate) struct Wish {
     pub(crate) exclude: Vec<StreamId>,
     /// The prompt's tokens are not known, and why not.
     pub(crate) without_tokens: Option<WithoutTokens>,
+    /// The receipt of an earlier decision for the same request: its prompt was asked for once.
+    pub(crate) with: Option<String>,
+    /// The prompt was given as text, and what engines have to agree about for it.
+    pub(crate) text: Option<Dimensions>,
 }
 
 /// Whether a stream may be picked.
@@ -123,7 +128,7 @@ pub(crate) struct Picked {
 impl Picked {
     /// Why the first is the first, in a sentence.
     pub(crate) fn because(&self) -> String {
-        let Some(first) = self.endpoints.first() else { return "nobody may be picked".to_owned() };
+        let Some(first) = self.endpoints.first() else { return "no endpoint is eligible".to_owned() };
         let (prompt, cached, in_flight) = (self.prompt, first.cached, first.in_flight);
         let held = match self.why {
             Why::Cached => format!("holds {cached} of {prompt} tokens, the most"),
@@ -135,7 +140,7 @@ impl Picked {
             Why::Load => {
                 format!("holds {cached} of {prompt} tokens; another holds {}, and costs more", self.eligible)
             }
-            Why::NotHeld => format!("holds none of {prompt} tokens; nobody does"),
+            Why::NotHeld => format!("holds none of {prompt} tokens, and no other engine does"),
             Why::NoTokens | Why::Nobody => {
                 let why = self.without_tokens.unwrap_or("not_given");
                 format!("has the least work; the prompt's tokens are not known: {why}")
@@ -191,10 +196,14 @@ impl Routing {
             decided.model = question.model.as_deref().unwrap_or_default().into();
             decided.decide_us = u32::try_from(took.as_micros()).unwrap_or(u32::MAX);
             decided.without_tokens = wish.without_tokens.map(|without| without.why);
+            decided.text = wish.text.map(Dimensions::bits);
             stand(asker, &mut decided, &picked.endpoints[0].id);
             decided.contents = contents(question, decided.block_size);
+            let earlier = wish.with.as_deref().and_then(|name| self.receipt_id(name).ok());
             let mut receipts = self.receipts.lock();
-            decided.ceiling = receipts.history.meet(outline.prefixes());
+            let met = receipts.history.meet(outline.prefixes());
+            let earlier = earlier.and_then(|id| receipts.ledger.get(id));
+            decided.ceiling = earlier.map_or(met, |receipt| receipt.decided.ceiling);
             let id = receipts.ledger.open(decided);
             picked.id = Some(self.name(id));
         }
@@ -324,6 +333,6 @@ fn nobody(picked: &Picked) -> PublicError {
     let code = if busy { ErrorCode::LimitReached } else { ErrorCode::Unavailable };
     let more = picked.skipped_count.saturating_sub(SHOWN as u64);
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-    PublicError::new(code, format!("nobody may be picked: {}{more}", named.join(", ")))
-        .with_next("retry later; GET /v1/status says how the engines are")
+    PublicError::new(code, format!("no endpoint is eligible: {}{more}", named.join(", ")))
+        .with_next("retry later; GET /v1/status shows the state of the engines")
 }

@@ -48,7 +48,8 @@ fn happenings(entries: &[Arc<Entry>]) -> Replay {
                         // Its blocks are pairs of tokens, and are not found by the prompt's contents.
                         return Replay::Expired;
                     }
-                    let blocks = stored.blocks.iter().filter_map(|block| Some((block.hash, block.content?)));
+                    let blocks =
+                        stored.blocks.iter().filter_map(|block| Some((block.hash, block.content()?)));
                     happenings.push(Happening::Stored(blocks.collect()));
                 }
                 Change::Cleared { .. } | Change::Dropped { .. } => happenings.push(Happening::Cleared),

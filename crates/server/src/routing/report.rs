@@ -3,12 +3,14 @@
 use kvplane_core::{ErrorCode, PublicError};
 use kvplane_ingest::Plane;
 use kvplane_proto::kvplane::v1::BookingChange;
-use kvplane_receipts::{Account, Decided, Delivered, Drift, Receipt, ReceiptId, Replay, SettleError};
+use kvplane_receipts::{Account, Cause, Decided, Delivered, Drift, Receipt, ReceiptId, Replay, SettleError};
 use kvplane_route::BookingId;
 use tracing::error;
 
 use super::replay::replay;
 use super::{LastDrift, Routing, no_such_receipt};
+use crate::parity;
+use crate::questions::Asker;
 
 /// How far a request is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,19 +28,23 @@ pub(crate) enum State {
 pub(crate) struct Report {
     pub(crate) state: Option<State>,
     pub(crate) delivered: Option<Delivered>,
+    /// Where that is known before what was delivered is told.
+    pub(crate) first_token_ms: Option<f64>,
 }
 
 impl Routing {
     /// Takes a report. Waits for nobody, but may read thousands of entries: not for a thread that serves
     /// others.
-    pub(crate) fn report(&self, plane: &Plane, name: &str, report: Report) -> Result<Receipt, PublicError> {
+    pub(crate) fn report(&self, asker: &Asker, name: &str, report: Report) -> Result<Receipt, PublicError> {
+        let plane = &*asker.plane;
         let id = self.receipt_id(name)?;
         let mut receipt =
             self.receipts.lock().ledger.get(id).cloned().ok_or_else(|| no_such_receipt(name))?;
         if let (Some(state), Some(booking)) = (report.state, receipt.decided.booking.map(BookingId)) {
             let now = self.now();
             let mut books = self.books.lock();
-            let took = report.delivered.as_ref().and_then(|delivered| delivered.first_token_ms);
+            let delivered = report.delivered.as_ref();
+            let took = report.first_token_ms.or_else(|| delivered.and_then(|one| one.first_token_ms));
             let took = took.is_some_and(|took| books.router.first_token_took(booking, took / 1e3));
             let first = state == State::FirstToken && books.router.first_token(booking, now).is_some();
             if took || first {
@@ -53,11 +59,21 @@ impl Routing {
             let needed = receipt.settled.is_none() && receipt.decided.predicted != delivered.cached;
             let replay = if needed { replay(plane, &receipt.decided) } else { Replay::Expired };
             receipt = self.settle(id, name, delivered, &replay)?;
+            parity::take_count(asker, &receipt);
         } else if report.state == Some(State::Abort) {
             self.receipts.lock().ledger.abort(id);
             receipt.aborted = true;
         }
         Ok(receipt)
+    }
+
+    /// Whether what the engine announced up to now says where every token is. What it announced last may be on its way.
+    pub(crate) fn is_explained(&self, plane: &Plane, name: &str, delivered: &Delivered) -> bool {
+        let Ok(id) = self.receipt_id(name) else { return true };
+        let receipt = self.receipts.lock().ledger.get(id).cloned();
+        let Some(Receipt { decided, settled: None, .. }) = receipt else { return true };
+        let account = Account::settle(&decided, delivered, &replay(plane, &decided));
+        account.drift.is_none() && account.losses.of(Cause::Unknown) == 0
     }
 
     fn settle(

@@ -8,7 +8,7 @@ use std::time::Duration;
 use kvplane_catalog::{Answer, Match, Member, age_ms};
 use kvplane_core::Trust;
 use kvplane_receipts::{CandidateNote, Decided};
-use kvplane_route::{Candidate, Choice, Decision};
+use kvplane_route::{Candidate, Choice, Decision, Standing};
 
 use super::books::{Books, candidate};
 use super::pick::{Among, Endpoint, MAX_ENDPOINTS, Passed, Picked};
@@ -101,6 +101,8 @@ impl<'a> Scene<'a> {
             cost: endpoint.cost,
         };
         let first = decision.order.first();
+        // What is not credited is no prediction, whatever its stream is worth otherwise.
+        let credited = first.is_some_and(|first| self.candidates[first.at].standing == Standing::Credited);
         Decided {
             at_ms: kvplane_runtime::unix_ms(),
             model: Box::default(),
@@ -112,11 +114,12 @@ impl<'a> Scene<'a> {
             random: decision.eligible_sum / u64::from(decision.eligible.max(1)),
             predicted: first.map_or(0, |first| first.cached),
             in_flight: first.map_or(0, |first| first.in_flight),
-            trust: first.map_or(Trust::Unsound, |first| first.trust),
+            trust: first.filter(|_| credited).map_or(Trust::Unsound, |first| first.trust),
             candidates: picked.endpoints.iter().take(NOTED).map(note).collect(),
             why: decision.why.as_str(),
             policy: decision.policy.as_str(),
             without_tokens: None,
+            text: None,
             decide_us: 0,
             epoch: 0,
             sequence: 0,

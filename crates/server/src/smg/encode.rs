@@ -69,7 +69,7 @@ fn block(tier: Tier, block: &VisibleBlock) -> smg::KvBlock {
         block_hash: block.hash as i64,
         // Of a bigram the first token: what the gateway itself has at that position.
         token_ids: if block.attributes.bigrams {
-            block.tokens.iter().copied().step_by(2).collect()
+            block.tokens.iter().step_by(2).collect()
         } else {
             block.tokens.to_vec()
         },
@@ -230,7 +230,7 @@ mod tests {
         let block = |hash| VisibleBlock {
             hash,
             content: hash,
-            tokens: Arc::from(vec![1; 16]),
+            tokens: kvplane_stream::Tokens::from(vec![1; 16]),
             block_size: 16,
             attributes: Arc::default(),
             extra_keys: None,
@@ -246,12 +246,12 @@ mod tests {
 
     #[test]
     fn chunks_end_at_the_cut_and_the_first_clears() {
-        let told = messages(&Plan::new(vec![chain(5_000), chain(3)], 1_000, 0));
-        assert_eq!(told.iter().map(|m| m.sequence_number).collect::<Vec<_>>(), [998, 999, 1_000]);
-        assert!(matches!(told[0].events[0].data, Some(Data::Cleared(_))));
+        let sent = messages(&Plan::new(vec![chain(5_000), chain(3)], 1_000, 0));
+        assert_eq!(sent.iter().map(|m| m.sequence_number).collect::<Vec<_>>(), [998, 999, 1_000]);
+        assert!(matches!(sent[0].events[0].data, Some(Data::Cleared(_))));
         let mut blocks = 0;
         let mut last = None;
-        for (at, message) in told.iter().enumerate() {
+        for (at, message) in sent.iter().enumerate() {
             let chunk = message.snapshot.unwrap();
             assert_eq!((chunk.index, chunk.count, chunk.blocks), (at as u32, 3, 5_003));
             assert!(message.encoded_len() < 1 << 20);
@@ -267,8 +267,8 @@ mod tests {
 
     #[test]
     fn an_empty_state_is_one_chunk() {
-        let told = messages(&Plan::new(Vec::new(), 7, 0));
-        assert_eq!((told.len(), told[0].sequence_number, told[0].events.len()), (1, 7, 1));
+        let sent = messages(&Plan::new(Vec::new(), 7, 0));
+        assert_eq!((sent.len(), sent[0].sequence_number, sent[0].events.len()), (1, 7, 1));
     }
 
     #[test]

@@ -35,7 +35,7 @@ use crate::ops::{self, RankReport, Selection, Update, Verdict};
 /// after 45 s.
 const PROOF_TIMEOUT: Duration = Duration::from_secs(5);
 /// Ranks whose verdicts fit into a message.
-const RANKS_TOLD: usize = 8;
+const RANKS_NAMED: usize = 8;
 
 impl SmgService {
     pub(super) async fn flush(
@@ -152,13 +152,13 @@ fn answer(ranks: &[RankReport]) -> Result<(bool, String), Status> {
 }
 
 fn message(ranks: &[RankReport]) -> String {
-    let told = ranks.iter().take(RANKS_TOLD).map(|rank| {
+    let named = ranks.iter().take(RANKS_NAMED).map(|rank| {
         let verdict = rank.verdict.map_or("", Verdict::as_str);
         format!("rank {}: {verdict}: {}", rank.name.rank, rank.why)
     });
-    let mut told: Vec<_> = told.collect();
-    if ranks.len() > RANKS_TOLD {
-        told.push(format!("and {} ranks more", ranks.len() - RANKS_TOLD));
+    let mut named: Vec<_> = named.collect();
+    if ranks.len() > RANKS_NAMED {
+        named.push(format!("and {} ranks more", ranks.len() - RANKS_NAMED));
     }
-    told.join("; ")
+    named.join("; ")
 }

@@ -29,6 +29,9 @@ use crate::select;
 /// A stream of encoded batches.
 pub(crate) type Batches = Pin<Box<dyn FutureStream<Item = Result<Encoded, Status>> + Send>>;
 
+/// A gateway is sent blocks with their tokens.
+const NO_TOKENS: &str = "this plane keeps no tokens: journal.tokens is \"drop\"";
+
 /// Which engine a call is for.
 #[derive(Debug, Clone)]
 enum SubscribeTo {
@@ -84,6 +87,9 @@ impl SmgService {
     }
 
     fn subscribe(&self, request: &Request<SubscribeKvEventsRequest>) -> Result<Response<Batches>, Status> {
+        if !self.plane.keeps_tokens() {
+            return Err(Status::failed_precondition(NO_TOKENS));
+        }
         let (source, ends) = self.source(request.metadata()).map_err(ApiError)?;
         let follower = Follower::new(source, request.get_ref().start_sequence_number)?;
         let stop = self.stop.clone().cancelled_owned();

@@ -27,9 +27,9 @@ async fn engine() -> SocketAddr {
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
             let service = service_fn(|request: Request<Incoming>| async move {
-                let told = request.headers().contains_key("authorization");
+                let reported = request.headers().contains_key("authorization");
                 let status =
-                    if told { Status::aborted("a token") } else { Status::already_exists("no token") };
+                    if reported { Status::aborted("a token") } else { Status::already_exists("no token") };
                 Ok::<Response<Body>, Infallible>(status.into_http())
             });
             tokio::spawn(Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), service));

@@ -22,7 +22,7 @@ async fn answer_to(address: SocketAddr, bytes: &[u8]) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn who_speaks_no_tls_is_told_so() {
+async fn who_speaks_no_tls_gets_an_error() {
     let served = Served::start().await;
     let answer = answer_to(served.http, b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n").await;
     let answer = String::from_utf8(answer).unwrap();
@@ -155,7 +155,7 @@ async fn refusals_are_counted_and_hold_no_secret() {
 }
 
 /// The answer to a caller on this machine who sends this, and what the plane has counted then.
-async fn told_without_keys(request: &str) -> (String, Vec<(&'static str, &'static str, u64)>) {
+async fn reported_without_keys(request: &str) -> (String, Vec<(&'static str, &'static str, u64)>) {
     let served = Served::without_keys().await;
     let answer = String::from_utf8(answer_to(served.http, request.as_bytes()).await).unwrap();
     let mut refused = served.parts.access.refused();
@@ -169,20 +169,20 @@ async fn a_name_that_was_made_to_mean_this_machine_gives_no_page_its_readers_rig
         format!("GET {target} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n")
     };
     for ours in ["localhost:8090", "LOCALHOST", "a.localhost:1", "127.0.0.1:8090", "[::1]:8090", "10.0.0.1"] {
-        let (answer, refused) = told_without_keys(&request("/v1/status", ours)).await;
+        let (answer, refused) = reported_without_keys(&request("/v1/status", ours)).await;
         assert!(answer.starts_with("HTTP/1.1 200") && refused.is_empty(), "{ours}: {answer}");
     }
     let foreign =
         ["evil.example:8090", "localhost.evil.example", "notlocalhost", "127.0.0.1.evil.example", ""];
     for foreign in foreign {
-        let (answer, refused) = told_without_keys(&request("/v1/status", foreign)).await;
+        let (answer, refused) = reported_without_keys(&request("/v1/status", foreign)).await;
         assert!(answer.starts_with("HTTP/1.1 403") && answer.contains("localhost or an address"), "{answer}");
         assert_eq!(refused, [("http", "foreign_host", 1)], "{foreign:?}");
     }
     // The target decides where it names a host.
-    let (answer, _) = told_without_keys(&request("http://evil.example/v1/status", "localhost")).await;
+    let (answer, _) = reported_without_keys(&request("http://evil.example/v1/status", "localhost")).await;
     assert!(answer.starts_with("HTTP/1.1 403"), "{answer}");
     // Whether the process lives is no secret.
-    let (answer, _) = told_without_keys(&request("/healthz", "evil.example")).await;
+    let (answer, _) = reported_without_keys(&request("/healthz", "evil.example")).await;
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
 }

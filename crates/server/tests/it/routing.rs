@@ -133,7 +133,7 @@ async fn a_restart_between_is_said_to_be() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_goes_elsewhere_is_told_so() {
+async fn who_goes_elsewhere_gets_an_error() {
     let engines = [Engine::plain(), Engine::plain()];
     let rig = Rig::with_options(&[&engines[0], &engines[1]], PlaneOptions::default()).await;
     rig.live(0).await;
@@ -362,7 +362,8 @@ async fn loads_are_read_while_somebody_picks_and_stale_ones_say_so() {
         }
     };
     let queue = until("reported").await;
-    assert!((queue - 5.0 * 1_024.0 / 16_000.0).abs() < 1e-9, "{queue}");
+    // Work that was reported is taken as done at the engine's speed from then on.
+    assert!(queue > 0.0 && queue <= 5.0 * 1_024.0 / 16_000.0, "{queue}");
     let (_, page) = text(rig.http, "GET", "/metrics", String::new()).await;
     assert!(page.contains("kvplane_route_loads{source=\"reported\"} 1\n"), "{page}");
     assert!(page.contains("kvplane_route_load_polls_total{outcome=\"read\"} "), "{page}");

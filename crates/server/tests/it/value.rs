@@ -84,7 +84,7 @@ async fn every_protocol_counts_what_was_asked_and_what_was_found() {
     let (used, capacity) = (rank["used_blocks"].as_u64().unwrap(), rank["capacity_blocks"].as_u64().unwrap());
     assert!(used >= 12 && used <= capacity, "{used} of {capacity}");
 
-    // The prefix is told by a hash, at its longest shared length.
+    // The prefix is shown as a hash, at its longest shared length.
     let top = &now["queries"]["top_prefixes"][0];
     assert_eq!((&top["tokens"], &top["over_by_at_most"]), (&json!(128), &json!(0)), "{}", now["queries"]);
     assert_eq!(top["tokens_found"].as_u64().map(|tokens| tokens % 128), Some(0));

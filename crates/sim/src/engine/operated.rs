@@ -92,14 +92,14 @@ impl Operated for Engine {
 
     fn flush_rank(&self, rank: u32, reset: Reset) -> bool {
         let Some(place) = self.ranks.get(rank as usize) else { return false };
-        let told = match self.desk.manner(rank) {
+        let manner = match self.desk.manner(rank) {
             Manner::Busy => return false,
             Manner::Pretends => return true,
-            Manner::Does(told) => told,
+            Manner::Does(manner) => manner,
         };
         let mut life = place.state.lock();
-        let done = life.reset(reset, told);
-        place.publish(&mut life, if told == ClearEvent::Early { Moment::Prefill } else { Moment::Idle });
+        let done = life.reset(reset, manner);
+        place.publish(&mut life, if manner == ClearEvent::Early { Moment::Prefill } else { Moment::Idle });
         done
     }
 
@@ -117,13 +117,13 @@ impl Operated for Engine {
 
 impl Life {
     /// Empties the cache, unless requests hold blocks of it.
-    fn reset(&mut self, reset: Reset, told: ClearEvent) -> bool {
+    fn reset(&mut self, reset: Reset, manner: ClearEvent) -> bool {
         if reset.running && self.running > 0 {
             self.cache.preempt();
             self.preemptions += 1;
         }
         // What came before is published before, whatever becomes of the clear.
-        let withheld = matches!(told, ClearEvent::NextStep | ClearEvent::Lost);
+        let withheld = matches!(manner, ClearEvent::NextStep | ClearEvent::Lost);
         if withheld {
             let before = self.cache.take_events(Moment::Prefill);
             self.held_back.extend(before);
@@ -131,7 +131,7 @@ impl Life {
         let done = self.cache.reset(reset.external).is_ok();
         if withheld {
             let clear = self.cache.take_events(Moment::Prefill);
-            self.held_back.extend(clear.into_iter().filter(|_| told == ClearEvent::NextStep));
+            self.held_back.extend(clear.into_iter().filter(|_| manner == ClearEvent::NextStep));
         }
         done
     }

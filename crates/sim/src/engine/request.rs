@@ -57,6 +57,6 @@ pub struct RankState {
     pub host_blocks: Copies,
     /// The same for each group.
     pub groups: Vec<GroupState>,
-    /// Requests under way.
+    /// Requests in progress.
     pub running: usize,
 }

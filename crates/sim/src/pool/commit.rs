@@ -10,8 +10,8 @@ impl Pool {
     pub(super) fn commit(&mut self, table: &mut Table, tokens: usize) {
         for number in 0..self.groups.all.len() {
             let group = self.groups.all[number];
-            let span = table.held[number].told..tokens / group.size;
-            table.held[number].told = span.end;
+            let span = table.held[number].announced..tokens / group.size;
+            table.held[number].announced = span.end;
             let kept: Vec<usize> = span.clone().filter(|block| self.is_kept(table, number, *block)).collect();
             for block in &kept {
                 self.store(table, number, *block);

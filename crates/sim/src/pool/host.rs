@@ -77,7 +77,7 @@ pub(super) struct Host {
 struct Chunk {
     hashes: Vec<Digest>,
     /// All that there is to tell about it.
-    told: OwnedStored,
+    announced: OwnedStored,
 }
 
 impl Host {
@@ -189,7 +189,7 @@ impl Host {
         let hashes = table.digests[start / block_size..end / block_size].to_vec();
         let before =
             (start / block_size).checked_sub(1).map(|before| table.digests[before].in_form(hash_form));
-        let told = OwnedStored {
+        let announced = OwnedStored {
             block_hashes: hashes.iter().map(|digest| digest.in_form(hash_form)).collect(),
             parent: before,
             token_ids: table.tokens[start..end].to_vec(),
@@ -201,7 +201,7 @@ impl Host {
             spec_kind: Some("full_attention".to_owned()),
             ..OwnedStored::default()
         };
-        Chunk { hashes, told }
+        Chunk { hashes, announced }
     }
 
     fn tell_stored(&mut self, chunks: &[Chunk]) {
@@ -218,7 +218,7 @@ impl Host {
                 self.events.extend(stored);
             }
             HostForm::SelfDescribing => {
-                self.events.extend(chunks.iter().map(|chunk| OwnedEvent::Stored(chunk.told.clone())));
+                self.events.extend(chunks.iter().map(|chunk| OwnedEvent::Stored(chunk.announced.clone())));
             }
         }
     }
@@ -249,7 +249,7 @@ impl Host {
 
 /// A chunk by its last hash alone.
 fn of_chunk(chunk: &Chunk, medium: &str) -> OwnedStored {
-    placeholder(chunk.told.block_hashes.last().cloned().into_iter().collect(), 0, medium)
+    placeholder(chunk.announced.block_hashes.last().cloned().into_iter().collect(), 0, medium)
 }
 
 /// A store that has hashes, and nothing about them.

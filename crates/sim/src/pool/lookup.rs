@@ -69,6 +69,6 @@ impl Pool {
         let block = |index: usize| {
             if needed.contains(&index) { self.find(number, index, digests) } else { None }
         };
-        Held { blocks: (0..end).map(block).collect(), told: end, passed: 0 }
+        Held { blocks: (0..end).map(block).collect(), announced: end, passed: 0 }
     }
 }

@@ -111,12 +111,12 @@ fn older_releases_tell_of_each_page_by_itself() {
     let mut radix = Radix::new(RadixConfig { style, ..config(3, 0) });
     run(&mut radix, &text(0, 12));
     run(&mut radix, &text(100, 12));
-    let told = events(&mut radix);
+    let pending = events(&mut radix);
     let stores =
-        told.iter().filter(|event| matches!(event, OwnedEvent::Stored(s) if s.block_hashes.len() == 1));
+        pending.iter().filter(|event| matches!(event, OwnedEvent::Stored(s) if s.block_hashes.len() == 1));
     let removals =
-        told.iter().filter(|event| matches!(event, OwnedEvent::Removed(r) if r.block_hashes.len() == 1));
-    assert_eq!((told.len(), stores.count(), removals.count()), (10, 6, 3), "and the clear");
+        pending.iter().filter(|event| matches!(event, OwnedEvent::Removed(r) if r.block_hashes.len() == 1));
+    assert_eq!((pending.len(), stores.count(), removals.count()), (10, 6, 3), "and the clear");
 }
 
 #[test]
@@ -126,8 +126,8 @@ fn old_releases_hash_a_page_by_its_tokens_alone() {
     run(&mut radix, &[7; 8]);
     assert_eq!(radix.resident().values().copied().collect::<Vec<_>>(), [2], "two pages, one hash");
     run(&mut radix, &[[7; 8], [9; 8]].concat());
-    let told = events(&mut radix);
-    let parents: Vec<_> = told
+    let pending = events(&mut radix);
+    let parents: Vec<_> = pending
         .iter()
         .filter_map(|event| match event {
             OwnedEvent::Stored(stored) => Some(stored.parent.is_some()),
@@ -146,8 +146,8 @@ fn the_leaf_that_was_not_used_for_longest_goes_whole() {
     events(&mut radix);
     assert_eq!(radix.would_hit(&text(100, 13), &Keys::default()), 12);
     run(&mut radix, &text(200, 4));
-    let told = events(&mut radix);
-    let OwnedEvent::Removed(removed) = &told[0] else { panic!("{told:?}") };
+    let pending = events(&mut radix);
+    let OwnedEvent::Removed(removed) = &pending[0] else { panic!("{pending:?}") };
     assert_eq!(removed.block_hashes.len(), 3);
     assert_eq!(radix.would_hit(&text(100, 13), &Keys::default()), 0);
     assert_eq!(radix.would_hit(&text(0, 13), &Keys::default()), 12);
@@ -191,9 +191,9 @@ fn without_clears_a_reset_removes_everything() {
     let mut heard = Heard::default();
     heard.hear(&events(&mut radix));
     radix.reset().unwrap();
-    let told = events(&mut radix);
-    assert!(!told.contains(&OwnedEvent::Cleared));
-    heard.hear(&told);
+    let pending = events(&mut radix);
+    assert!(!pending.contains(&OwnedEvent::Cleared));
+    heard.hear(&pending);
     heard.check(&radix);
 }
 
@@ -202,8 +202,8 @@ fn pairs_of_tokens_overlap_by_one() {
     let style = EventStyle { pairs: true, ..style() };
     let mut radix = Radix::new(RadixConfig { style, ..config(16, 0) });
     run(&mut radix, &text(0, 9));
-    let told = events(&mut radix);
-    let Some(OwnedEvent::Stored(stored)) = told.last() else { panic!("{told:?}") };
+    let pending = events(&mut radix);
+    let Some(OwnedEvent::Stored(stored)) = pending.last() else { panic!("{pending:?}") };
     assert_eq!((stored.block_hashes.len(), stored.block_size, stored.bigrams), (2, 4, true));
     assert_eq!(stored.token_ids[6..10], [3, 4, 4, 5]);
     assert_eq!(radix.would_hit(&text(0, 9), &Keys::default()), 4, "the last token is computed, and its pair");
@@ -245,16 +245,16 @@ fn the_host_tier_is_written_through_and_loaded_back() {
     let mut radix = Radix::new(config(4, 8));
     let mut heard = Heard::default();
     let mut hear = |radix: &mut Radix| {
-        let told = events(radix);
-        heard.hear(&told);
+        let pending = events(radix);
+        heard.hear(&pending);
         heard.check(radix);
-        told
+        pending
     };
     run(&mut radix, &text(0, 12));
     assert_eq!(hear(&mut radix).len(), 2, "the clear and the store");
     run(&mut radix, &text(100, 12));
-    let told = hear(&mut radix);
-    let media: Vec<_> = told
+    let pending = hear(&mut radix);
+    let media: Vec<_> = pending
         .iter()
         .map(|event| match event {
             OwnedEvent::Stored(stored) => ("stored", stored.medium.clone().unwrap()),
@@ -269,15 +269,15 @@ fn the_host_tier_is_written_through_and_loaded_back() {
     // The first prompt is on the host alone; asked for again, it comes back.
     assert_eq!(radix.would_hit(&text(0, 13), &Keys::default()), 12);
     assert_eq!(run(&mut radix, &text(0, 13)), 3);
-    let told = hear(&mut radix);
-    assert!(matches!(told.last(), Some(OwnedEvent::Stored(stored)) if stored.medium == Some(gpu)));
+    let pending = hear(&mut radix);
+    assert!(matches!(pending.last(), Some(OwnedEvent::Stored(stored)) if stored.medium == Some(gpu)));
 
     // Nine pages of three prompts are too many for the host.
     run(&mut radix, &text(200, 12));
     run(&mut radix, &text(300, 4));
-    let told = hear(&mut radix);
+    let pending = hear(&mut radix);
     assert!(
-        told.iter().any(|event| matches!(event, OwnedEvent::Removed(r) if r.medium == Some(host.clone())))
+        pending.iter().any(|event| matches!(event, OwnedEvent::Removed(r) if r.medium == Some(host.clone())))
     );
     radix.reset().unwrap();
     hear(&mut radix);

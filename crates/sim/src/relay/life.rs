@@ -91,8 +91,9 @@ impl Life {
         self.cache.reset(false)
     }
 
-    /// The same, for an operator; whether it was done. It is published with what is published next, unless that goes wrong.
-    pub(super) fn flush(&mut self, service: RelayService, told: ClearEvent) -> bool {
+    /// The same, for an operator; whether it was done. It is published with what is published next, unless
+    /// that goes wrong.
+    pub(super) fn flush(&mut self, service: RelayService, manner: ClearEvent) -> bool {
         let before = self.cache.take_events(Moment::Decode);
         self.held_back.extend(before);
         let done = self.clear().is_ok();
@@ -100,7 +101,7 @@ impl Life {
         if service == RelayService::Tokenspeed {
             clear = self.removals();
         }
-        if done && told != ClearEvent::Lost {
+        if done && manner != ClearEvent::Lost {
             self.held_back.extend(clear);
         }
         done
@@ -196,16 +197,16 @@ impl Life {
 
     /// What is held, parents first, as stores of one copy each.
     fn parents_first(&self) -> Vec<OwnedEvent> {
-        let mut told = Vec::new();
+        let mut announced = Vec::new();
         let mut stores = Vec::new();
         for &hash in self.blocks.keys() {
             let mut branch = Vec::new();
             let mut at = Some(hash);
             while let Some((hash, block)) = at.and_then(|hash| Some((hash, self.blocks.get(&hash)?))) {
-                if told.contains(&hash) {
+                if announced.contains(&hash) {
                     break;
                 }
-                told.push(hash);
+                announced.push(hash);
                 branch.push(block);
                 at = block.store.parent.as_ref().map(message::bits);
             }
@@ -272,14 +273,14 @@ mod tests {
             life.publish(false);
             life.finish(&table);
         }
-        let mut told: BTreeMap<u64, usize> = BTreeMap::new();
+        let mut announced: BTreeMap<u64, usize> = BTreeMap::new();
         for event in life.parents_first() {
             let OwnedEvent::Stored(store) = event else { panic!("a store") };
             let parent = store.parent.as_ref().map(message::bits);
-            assert!(parent.is_none_or(|parent| told.contains_key(&parent)));
-            *told.entry(message::bits(&store.block_hashes[0])).or_default() += 1;
+            assert!(parent.is_none_or(|parent| announced.contains_key(&parent)));
+            *announced.entry(message::bits(&store.block_hashes[0])).or_default() += 1;
         }
-        assert_eq!(told, life.held());
+        assert_eq!(announced, life.held());
         assert_eq!(first_messages(&config, std::slice::from_ref(&life), 1), Err(Code::OutOfRange));
         assert_eq!(first_messages(&config, std::slice::from_ref(&life), life.next), Err(Code::OutOfRange));
         let last_two = first_messages(&config, std::slice::from_ref(&life), life.next - 3).unwrap();

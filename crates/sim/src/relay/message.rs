@@ -30,7 +30,7 @@ pub(super) fn batch(sequence: u64, timestamp: f64, rank: Option<u32>, events: &[
     let batch = KvEventBatch {
         sequence_number: sequence,
         timestamp,
-        events: (1..).zip(events).map(|(id, event)| told(id, event)).collect(),
+        events: (1..).zip(events).map(|(id, event)| cache_event(id, event)).collect(),
         dp_rank: rank.map(|rank| rank as i32),
         ..KvEventBatch::default()
     };
@@ -42,7 +42,7 @@ pub(super) fn part(cut: &Cut, index: u32, stores: &[OwnedEvent]) -> Bytes {
     let clear = (index == 0).then_some(&OwnedEvent::Cleared);
     let batch = KvEventBatch {
         sequence_number: cut.first + u64::from(index),
-        events: clear.into_iter().chain(stores).map(|event| told(0, event)).collect(),
+        events: clear.into_iter().chain(stores).map(|event| cache_event(0, event)).collect(),
         dp_rank: cut.rank.map(|rank| rank as i32),
         snapshot: Some(KvSnapshotChunk {
             index,
@@ -103,16 +103,16 @@ pub(super) fn bits(hash: &OwnedHash) -> u64 {
     }
 }
 
-fn told(event_id: u64, event: &OwnedEvent) -> KvCacheEvent {
+fn cache_event(event_id: u64, event: &OwnedEvent) -> KvCacheEvent {
     let data = match event {
-        OwnedEvent::Stored(stored) => Data::Stored(told_store(stored)),
-        OwnedEvent::Removed(removed) => Data::Removed(told_removal(removed)),
+        OwnedEvent::Stored(stored) => Data::Stored(reported_store(stored)),
+        OwnedEvent::Removed(removed) => Data::Removed(reported_removal(removed)),
         OwnedEvent::Cleared => Data::Cleared(KvCacheCleared::default()),
     };
     KvCacheEvent { event_id, data: Some(data) }
 }
 
-fn told_store(stored: &OwnedStored) -> KvBlocksStored {
+fn reported_store(stored: &OwnedStored) -> KvBlocksStored {
     KvBlocksStored {
         blocks: one_by_one(stored).into_iter().map(|(hash, store)| mirror_block(hash, store)).collect(),
         parent_block_hash: stored.parent.as_ref().map(|parent| bits(parent) as i64),
@@ -135,12 +135,12 @@ fn mirror_block(hash: u64, store: OwnedStored) -> KvBlock {
         token_ids: store.token_ids,
         block_size: store.block_size as i32,
         lora_id: store.lora_id,
-        extra_keys: keys.map(|key| KvBlockExtraKey { key: Some(told_key(key)) }).collect(),
+        extra_keys: keys.map(|key| KvBlockExtraKey { key: Some(reported_key(key)) }).collect(),
         ..KvBlock::default()
     }
 }
 
-fn told_key(key: OwnedExtraKey) -> Key {
+fn reported_key(key: OwnedExtraKey) -> Key {
     match key {
         OwnedExtraKey::Text(text) => Key::Text(text),
         OwnedExtraKey::Bytes(bytes) => Key::Blob(bytes.into()),
@@ -151,7 +151,7 @@ fn told_key(key: OwnedExtraKey) -> Key {
     }
 }
 
-fn told_removal(removed: &OwnedRemoved) -> KvBlocksRemoved {
+fn reported_removal(removed: &OwnedRemoved) -> KvBlocksRemoved {
     KvBlocksRemoved {
         block_hashes: removed.block_hashes.iter().map(|hash| bits(hash) as i64).collect(),
         tier: Some(KvCacheTier::Device.into()),

@@ -64,16 +64,16 @@ impl Operated for Shared {
     }
 
     fn flush_rank(&self, rank: u32, _: Reset) -> bool {
-        let told = match self.desk.manner(rank) {
+        let manner = match self.desk.manner(rank) {
             Manner::Busy => return false,
             Manner::Pretends => return true,
-            Manner::Does(told) => told,
+            Manner::Does(manner) => manner,
         };
         let service = self.config.service;
         let state = &mut *self.state.lock();
         let Some(life) = state.ranks.get_mut(rank as usize) else { return false };
-        let done = life.flush(service, told);
-        let at_once = match told {
+        let done = life.flush(service, manner);
+        let at_once = match manner {
             ClearEvent::Usual => service != RelayService::Vllm,
             ClearEvent::Early => true,
             ClearEvent::NextStep | ClearEvent::Lost => false,

@@ -69,7 +69,7 @@ fn cached_tokens_are_what_the_events_before_a_request_predict() {
 }
 
 #[test]
-fn a_reset_is_told_with_the_next_batch_and_refused_while_blocks_are_held() {
+fn a_reset_is_reported_with_the_next_batch_and_refused_while_blocks_are_held() {
     let scene = Scene::start(SimConfig::default());
     let held = scene.engine.begin(&prompt(0, 40), 4, &plain()).unwrap();
     assert!(!scene.engine.reset_prefix_cache());
@@ -111,7 +111,7 @@ fn the_buffer_forgets_its_oldest_batches() {
 }
 
 #[test]
-fn engines_that_connect_are_told_apart_by_their_topic() {
+fn engines_that_connect_are_distinguished_by_their_topic() {
     let sockets = Sockets::start(&Options::default()).unwrap();
     let log = Log::default();
     let bound = Subscription::new(Endpoint::Bind("tcp://127.0.0.1:0".to_owned())).with_topics(["kv@"]);
@@ -132,7 +132,7 @@ fn engines_that_connect_are_told_apart_by_their_topic() {
     assert!(engines[0].wait_for_subscriptions(0, 1, PATIENCE));
     engines[0].complete(&prompt(0, 20), 1, &plain()).unwrap();
     let heard = log.wait("a batch of the new life", |heard| {
-        // Two connections: the end of the old one may be told after the new one's batch.
+        // Two connections: the end of the old one may be reported after the new one's batch.
         heard.messages.len() == 3 && heard.disconnected == 1
     });
     assert_eq!(heard.topics, ["kv@a", "kv@b", "kv@a"]);

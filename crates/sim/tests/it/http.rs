@@ -133,8 +133,8 @@ async fn sglang_tells_where_its_events_are_and_flushes_when_idle() {
             .map(|rank| Some(format!("tcp://{}:{}", source["endpoint_host"].as_str().unwrap(), base + rank)))
             .collect()
     };
-    let told: Vec<_> = engine.event_endpoints().into_iter().map(Some).collect();
-    assert_eq!(ports(&source["endpoint_port_base"]), told);
+    let reported: Vec<_> = engine.event_endpoints().into_iter().map(Some).collect();
+    assert_eq!(ports(&source["endpoint_port_base"]), reported);
     assert_eq!(ports(&source["replay_endpoint_port_base"]), engine.replay_endpoints());
 
     let request = json!({ "prompt": (0..10).collect::<Vec<u32>>(), "max_tokens": 2, "rank": 0 });

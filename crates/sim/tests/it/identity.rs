@@ -59,9 +59,9 @@ fn full_reports_tell_more_than_is_held() {
     let scene = Scene::start(SimConfig { blocks: 400, ..SimConfig::default() });
     work(&scene, LoadConfig { report_every: 4, ..mixed() });
     let held = &scene.engine.state()[0].blocks;
-    let told = residency(&scene.heard(0).messages);
-    assert!(held.iter().all(|(hash, copies)| told[hash] >= *copies));
-    assert!(held.iter().any(|(hash, copies)| told[hash] > *copies));
+    let reported = residency(&scene.heard(0).messages);
+    assert!(held.iter().all(|(hash, copies)| reported[hash] >= *copies));
+    assert!(held.iter().any(|(hash, copies)| reported[hash] > *copies));
 }
 
 #[test]
@@ -91,7 +91,7 @@ fn no_identity_finds_what_another_has() {
 }
 
 #[test]
-fn an_image_is_told_in_the_engines_own_way() {
+fn an_image_is_reported_in_the_engines_own_way() {
     for profile in [Profile::Vllm0_32, Profile::TrtllmZmq, Profile::Sglang0_5_22] {
         let scene = Scene::start(SimConfig { profile, block_size: 4, ..SimConfig::default() });
         let images = vec![Image { id: "cat".to_owned(), offset: 6, length: 4 }];

@@ -57,11 +57,11 @@ async fn vllm_resets_as_its_release_does() {
         let engine = start(config(profile));
         fill(&engine);
         let running = held(&engine, 0);
-        let told = flush(&engine, "/reset_prefix_cache").await;
-        assert_eq!((told, filled(&engine)), ((StatusCode::OK, refused.to_owned()), vec![true]));
+        let reported = flush(&engine, "/reset_prefix_cache").await;
+        assert_eq!((reported, filled(&engine)), ((StatusCode::OK, refused.to_owned()), vec![true]));
         drop(running);
-        let told = flush(&engine, "/reset_prefix_cache").await;
-        assert_eq!((told, filled(&engine)), ((StatusCode::OK, well.to_owned()), vec![false]));
+        let reported = flush(&engine, "/reset_prefix_cache").await;
+        assert_eq!((reported, filled(&engine)), ((StatusCode::OK, well.to_owned()), vec![false]));
     }
     let without = Without { dev_mode: true, profiler: true, load_tracking: true };
     let vllm = VllmOptions { without, ..VllmOptions::default() };
@@ -120,8 +120,8 @@ async fn a_request_that_lost_its_blocks_computes_them_again() {
     let alone = engine.complete(&[7; 9], 8, &on(0)).unwrap().output;
     let (mut running, bystander) = (held(engine, 0), held(engine, 0));
     running.step().unwrap();
-    let told = flush(engine, "/reset_prefix_cache?reset_running_requests=true").await;
-    assert_eq!(told, (StatusCode::OK, r#"{"success":true}"#.to_owned()));
+    let reported = flush(engine, "/reset_prefix_cache?reset_running_requests=true").await;
+    assert_eq!(reported, (StatusCode::OK, r#"{"success":true}"#.to_owned()));
     assert_eq!(filled(engine), [false]);
     while running.step().unwrap().is_some() {}
     assert_eq!(running.finish().output, alone);
@@ -152,7 +152,7 @@ async fn sglang_waits_until_it_is_idle_if_its_release_can() {
     assert_eq!(flush(&old, "/flush_cache?timeout=600").await.0, StatusCode::BAD_REQUEST, "it does not wait");
 }
 
-/// Waits until operators have asked so many questions.
+/// Waits until operators have asked this many questions.
 async fn until_asked(engine: &SimHandle, questions: usize) {
     while engine.asked().len() < questions {
         tokio::task::yield_now().await;
@@ -210,8 +210,8 @@ async fn info_and_loads_by_engine() {
     let sglang = start(SimConfig { ranks: 2, ..config(Profile::Sglang0_5_22) });
     let _running = held(&sglang, 1);
     let loads: Value = serde_json::from_str(&get(&sglang, "/v1/loads").await.1).unwrap();
-    let told = |rank: usize| loads["loads"][rank]["num_running_reqs"].clone();
-    assert_eq!((told(0), told(1)), (json!(0), json!(1)));
+    let reported = |rank: usize| loads["loads"][rank]["num_running_reqs"].clone();
+    assert_eq!((reported(0), reported(1)), (json!(0), json!(1)));
     let one: Value = serde_json::from_str(&get(&sglang, "/v1/loads?dp_rank=1").await.1).unwrap();
     assert_eq!(one["loads"], json!([loads["loads"][1]]));
     assert_eq!(get(&sglang, "/v1/loads?dp_rank=2").await.0, StatusCode::BAD_REQUEST);
@@ -219,7 +219,7 @@ async fn info_and_loads_by_engine() {
 }
 
 #[tokio::test]
-async fn a_flush_is_told_as_the_engine_does_or_as_it_is_made_to() {
+async fn a_flush_is_reported_as_the_engine_does_or_as_it_is_made_to() {
     for (profile, path, usual) in [
         (Profile::Vllm0_32, "/reset_prefix_cache", 0),
         (Profile::Sglang0_5_22, "/flush_cache", 1),
@@ -237,8 +237,8 @@ async fn a_flush_is_told_as_the_engine_does_or_as_it_is_made_to() {
             let before = engine.state()[0].next_sequence;
             engine.conduct(Conduct { clear, ..Conduct::default() });
             flush(engine, path).await;
-            let told = engine.state()[0].next_sequence - before;
-            assert_eq!((told, filled(engine)), (at_once, vec![false]), "{profile:?} {clear:?}");
+            let reported = engine.state()[0].next_sequence - before;
+            assert_eq!((reported, filled(engine)), (at_once, vec![false]), "{profile:?} {clear:?}");
             engine.complete(&[5; 9], 1, &on(0)).unwrap();
             let is_known = residency(&scene.replay(0, 0).messages) == engine.state()[0].blocks;
             assert_eq!(is_known, in_the_end, "{profile:?} {clear:?}");

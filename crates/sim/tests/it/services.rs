@@ -172,11 +172,11 @@ async fn services_without_operations() {
 
 #[tokio::test]
 async fn a_relay_tells_a_flush_as_the_engine_behind_it_does() {
-    for (service, at_once_told) in
+    for (service, at_once_reported) in
         [(RelayService::Vllm, 0), (RelayService::Sglang, 1), (RelayService::Tokenspeed, 1)]
     {
-        for (clear, told) in [
-            (ClearEvent::Usual, at_once_told),
+        for (clear, reported) in [
+            (ClearEvent::Usual, at_once_reported),
             (ClearEvent::Early, 1),
             (ClearEvent::NextStep, 0),
             (ClearEvent::Lost, 0),
@@ -194,7 +194,7 @@ async fn a_relay_tells_a_flush_as_the_engine_behind_it_does() {
             assert!(answer.unwrap().get_ref().success);
             assert_eq!(
                 (relay.next_sequence(0) - before, relay.held(0).len()),
-                (told, 0),
+                (reported, 0),
                 "{service:?} {clear:?}"
             );
             relay.complete(0, &[2; 40], 1).unwrap();

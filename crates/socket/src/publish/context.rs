@@ -10,6 +10,7 @@ use super::hub::Hub;
 use super::outgoing::Limits;
 use super::outlet::{Outlet, Patience, Source};
 use super::thread::{Calls, Server};
+use crate::refusals::Refusals;
 use crate::zmtp::SocketType;
 use crate::{Endpoint, SocketError};
 
@@ -21,12 +22,18 @@ pub struct PublishContext(Arc<Inner>);
 #[derive(Default)]
 struct Inner {
     running: Mutex<Option<(Arc<Calls>, JoinHandle<()>)>>,
+    refusals: Refusals,
 }
 
 impl PublishContext {
     /// A new context.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Peers of all its sockets whose connections were refused, or closed for a fault of theirs.
+    pub fn refusals(&self) -> &Refusals {
+        &self.0.refusals
     }
 
     /// Opens a socket; what is wrong with its address is known when this returns.
@@ -52,7 +59,7 @@ impl PublishContext {
         let source = Source::open(endpoint)?;
         let last_endpoint = source.address(endpoint).to_owned();
         let calls = self.calls()?;
-        let hub = Hub::new(socket, limits, holds_back, calls.clone());
+        let hub = Hub::new(socket, limits, holds_back, calls.clone(), self.0.refusals.clone());
         calls.add(Outlet::new(hub.clone(), source, last_endpoint.clone(), patience))?;
         Ok(Handle { hub, last_endpoint, calls, _context: self.clone() })
     }

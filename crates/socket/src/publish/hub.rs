@@ -18,6 +18,7 @@ use super::thread::Calls;
 use super::topics::Topics;
 use crate::SocketError;
 use crate::connection::Refusal;
+use crate::refusals::Refusals;
 use crate::zmtp::SocketType;
 use crate::zmtp::command::PingContext;
 use crate::zmtp::frame::{message_length, put_message};
@@ -42,6 +43,8 @@ pub(super) struct Hub {
     /// again.
     holds_back: bool,
     calls: Arc<Calls>,
+    /// Of all sockets of the context.
+    refusals: Refusals,
     pub(super) state: Mutex<State>,
     /// A subscription or a request came, or the socket ended.
     pub(super) changed: Condvar,
@@ -94,7 +97,13 @@ pub(super) struct Line {
 }
 
 impl Hub {
-    pub(super) fn new(socket: SocketType, limits: Limits, holds_back: bool, calls: Arc<Calls>) -> Arc<Self> {
+    pub(super) fn new(
+        socket: SocketType,
+        limits: Limits,
+        holds_back: bool,
+        calls: Arc<Calls>,
+        refusals: Refusals,
+    ) -> Arc<Self> {
         let state = State {
             lines: Vec::new(),
             pending: Vec::new(),
@@ -111,7 +120,7 @@ impl Hub {
         };
         let id = calls.next_id();
         let (state, changed) = (Mutex::new(state), Condvar::new());
-        Arc::new(Self { id, socket, limits, holds_back, calls, state, changed })
+        Arc::new(Self { id, socket, limits, holds_back, calls, refusals, state, changed })
     }
 
     // === the owner's side ===
@@ -291,6 +300,7 @@ impl Hub {
 
     /// A connection was closed for this reason; how many were so far, for any.
     pub(super) fn count_refused(&self, reason: &'static str) -> u64 {
+        self.refusals.count(reason);
         let mut state = self.state.lock();
         *state.refused.entry(reason).or_default() += 1;
         state.refused.values().sum()

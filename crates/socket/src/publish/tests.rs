@@ -158,7 +158,7 @@ fn sockets_may_be_moved_and_shared() {
 }
 
 #[test]
-fn newcomers_are_told_apart_and_held_back_until_they_are_admitted() {
+fn newcomers_are_distinguished_and_held_back_until_they_are_admitted() {
     let endpoint = Endpoint::Bind("tcp://127.0.0.1:0".to_owned());
     let limits = Limits::new(2, 1 << 20);
     let handle = PublishContext::new().open(SocketType::XPub, &endpoint, limits, true).unwrap();

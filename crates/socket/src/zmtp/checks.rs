@@ -47,9 +47,9 @@ pub fn zmtp_session(bytes: &[u8]) {
 }
 
 fn run(mut session: Session, mut input: &[u8], piece: usize, direct: bool) -> Heard {
-    let mut told = Heard::default();
+    let mut heard = Heard::default();
     let mut fed = 0;
-    while !input.is_empty() && told.error.is_none() {
+    while !input.is_empty() && heard.error.is_none() {
         let most = piece.min(input.len());
         let space = if direct { session.space() } else { None };
         let result = if let Some(space) = space {
@@ -66,25 +66,25 @@ fn run(mut session: Session, mut input: &[u8], piece: usize, direct: bool) -> He
                 fed += count;
                 if let Some(Event::Subscribe(carrier) | Event::Cancel(carrier)) = event {
                     let topic = session.topic(carrier).to_vec();
-                    told.events.extend(event.map(|event| (event, vec![topic], 0)));
+                    heard.events.extend(event.map(|event| (event, vec![topic], 0)));
                 } else if let Some(event) = event {
                     let message = session.message();
                     let (kept, count) = (message.count().min(super::frame::MAX_FRAMES), message.count());
                     let frames = (0..kept).map(|index| message.frame(index).to_vec()).collect();
                     if event == Event::Message {
-                        told.events.push((event, frames, count));
+                        heard.events.push((event, frames, count));
                         message.clear();
                     } else {
-                        told.events.push((event, Vec::new(), 0));
+                        heard.events.push((event, Vec::new(), 0));
                     }
                 }
             }
-            Err(error) => told.error = Some(error),
+            Err(error) => heard.error = Some(error),
         }
         let bound =
             2 * fed.min(MAX_MESSAGE_BYTES) + (64 << 10) + 2 * MAX_COMMAND_BYTES + session.out().len() * 2;
         assert!(session.memory() <= bound + 1024, "{} bytes of memory for {fed}", session.memory());
     }
-    told.out = session.out().to_vec();
-    told
+    heard.out = session.out().to_vec();
+    heard
 }

@@ -39,7 +39,7 @@ fn an_engine_is_found_where_something_else_answered_first() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("tcp://{}", listener.local_addr().unwrap());
     let (_handle, log) = subscribe(&sockets, &address);
-    // A greeting that announces ZMTP, and then a command that is none: a protocol error.
+    // A greeting that announces ZMTP, and then an invalid command: a protocol error.
     let (mut stranger, _) = listener.accept().unwrap();
     let mut greeting = [0; 64];
     greeting[0] = 0xff;

@@ -1,5 +1,5 @@
-//! A small journal, cut at every byte, with every bit flipped, and after a loss of power at every moment: what comes back is
-//! what was there, at an earlier moment, or nothing.
+//! A small journal, cut at every byte, with every bit flipped, and after a loss of power at every moment:
+//! what comes back is what was there, at an earlier moment, or nothing.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -129,7 +129,7 @@ fn power_lost_with_and_without_syncs() {
             let after = files.copied();
             after.lose_power(kept);
             if !lies {
-                // What was told was synced first.
+                // What was acknowledged was synced first.
                 let recovered = recover(&after).remove(0).memory.unwrap();
                 assert_eq!(recovered.mark(), stream.mark());
             }

@@ -17,14 +17,14 @@ pub fn name(engine: &str) -> Name {
     Name { engine: engine.to_owned(), rank: 0 }
 }
 
-/// What a stream was told was written.
+/// What a stream was notified of as written.
 #[derive(Debug, Default)]
-pub struct Told {
+pub struct Synced {
     pub sequence: AtomicU64,
     pub off: AtomicBool,
 }
 
-impl Written for Told {
+impl Written for Synced {
     fn written(&self, sequence: u64) {
         self.sequence.fetch_max(sequence, Ordering::AcqRel);
     }
@@ -48,7 +48,7 @@ pub struct Stream {
     pub recorder: Recorder,
     pub next: u64,
     pub journal: StreamJournal,
-    pub told: Arc<Told>,
+    pub written: Arc<Synced>,
     pub now: Now,
 }
 
@@ -57,9 +57,9 @@ impl Stream {
         let now = Now { mono: Duration::from_secs(1), unix_ms: 1_700_000_000_000 };
         let mut recorder = Recorder::new(Follow::default(), JournalOptions::default(), 0, now);
         assert!(recorder.keep_records(now));
-        let told = Arc::new(Told::default());
-        let journal = journal.stream(name(engine), None, told.clone());
-        let mut stream = Self { recorder, next: 0, journal, told, now };
+        let written = Arc::new(Synced::default());
+        let journal = journal.stream(name(engine), None, written.clone());
+        let mut stream = Self { recorder, next: 0, journal, written, now };
         stream.recorder.connected(now);
         stream.answer();
         stream
@@ -68,10 +68,10 @@ impl Stream {
     /// Goes on from what was recovered.
     pub fn adopt(journal: &Arc<Journal>, recovered: Recovered, next: u64) -> Self {
         let now = Now { mono: Duration::from_secs(9), unix_ms: 1_700_000_009_000 };
-        let told = Arc::new(Told::default());
-        let journal = journal.stream(recovered.name, Some((recovered.id, recovered.next)), told.clone());
+        let written = Arc::new(Synced::default());
+        let journal = journal.stream(recovered.name, Some((recovered.id, recovered.next)), written.clone());
         let recorder = Recorder::adopt(Follow::default(), recovered.memory.unwrap(), now);
-        let mut stream = Self { recorder, next, journal, told, now };
+        let mut stream = Self { recorder, next, journal, written, now };
         stream.keep();
         stream
     }
@@ -142,7 +142,7 @@ impl Stream {
     }
 
     pub fn is_written(&self) -> bool {
-        self.told.sequence.load(Ordering::Acquire) >= self.mark().cursor.sequence
+        self.written.sequence.load(Ordering::Acquire) >= self.mark().cursor.sequence
     }
 }
 

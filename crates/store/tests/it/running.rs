@@ -19,7 +19,7 @@ fn what_is_written_is_what_comes_back() {
         }
     }
     eventually("written", || streams.iter().all(Stream::is_written));
-    // Killed: everything that anybody was told of is there.
+    // Killed: everything that a subscriber has seen is there.
     let found = read(Arc::new(files.copied())).unwrap();
     assert!(!found.closed && found.is_complete(HEADER.boot) && !found.is_complete([9; 16]));
     for (stream, recovered) in streams.iter().zip(recover(&files.copied())) {
@@ -123,12 +123,12 @@ fn a_disk_that_fails_ends_the_journal_and_nothing_else() {
         eventually("written", || stream.is_written());
         fault(&files);
         stream.publish();
-        eventually("off", || stream.told.off.load(Ordering::Acquire));
+        eventually("off", || stream.written.off.load(Ordering::Acquire));
         assert_eq!(journal.off(), Some(off));
         // Heard all the same; and a later stream is not kept waiting.
         stream.publish();
         assert_eq!(stream.recorder.last_sequence(), Some(2));
-        assert!(Stream::new(&journal, "b").told.off.load(Ordering::Acquire));
+        assert!(Stream::new(&journal, "b").written.off.load(Ordering::Acquire));
         journal.close();
         files.fail(None);
         files.fill_up_after(None);
@@ -154,4 +154,19 @@ fn a_journal_has_its_bounds() {
         eventually("off", || journal.off() == Some(off));
         eventually("removed", || read(Arc::new(files.copied())).is_ok_and(|found| found.segments.is_empty()));
     }
+}
+
+#[test]
+fn a_disk_that_hangs_does_not_hold_up_the_end() {
+    let files = MemoryFiles::default();
+    let max_stall = std::time::Duration::from_millis(20);
+    let journal = start(&files, Options { max_stall, ..options() });
+    let mut stream = Stream::new(&journal, "a");
+    eventually("written", || stream.is_written());
+    files.hold(true);
+    stream.publish();
+    journal.close();
+    assert!(!stream.is_written());
+    assert!(!read(Arc::new(files.copied())).unwrap().closed);
+    files.hold(false);
 }

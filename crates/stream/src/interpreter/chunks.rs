@@ -184,8 +184,10 @@ impl Interpreter {
                 let before = ledger.state().ancestors(slot, block_size, reading.ancestor_steps as usize);
                 reading.ancestor_steps -= before.len() as u32;
                 let first = before.last().copied().unwrap_or(slot);
-                let begins =
-                    ledger.state().chain(first, block_size).is_some_and(|chain| chain.parent == Parent::Root);
+                let begins = ledger
+                    .state()
+                    .chain(first, block_size)
+                    .is_some_and(|chain| chain.parent() == Parent::Root);
                 if begins {
                     self.epoch.chunks.ends = common_divisor(self.epoch.chunks.ends, before.len() as u32 + 1);
                 } else {

@@ -91,7 +91,7 @@ impl Interpreter {
     /// Whether what leaves a place is announced: the engine is known to, or has done so.
     fn tells_removals(&self, place: &Place) -> bool {
         Tier::tells_removals(place.medium.as_deref())
-            || self.epoch.removed_from.iter().any(|told| told.is_beside(place))
+            || self.epoch.removed_from.iter().any(|place_before| place_before.is_beside(place))
     }
 
     /// The engine announces what leaves a place.

@@ -223,7 +223,7 @@ impl Interpreter {
         let before = ledger.before(slot);
         match ledger.state().chain(slot, block_size) {
             Some(known) if known.attached && known.content != content => return Ok(TakenBlock::Contradicts),
-            Some(known) if known.parent != parent => return Ok(TakenBlock::Contradicts),
+            Some(known) if known.parent() != parent => return Ok(TakenBlock::Contradicts),
             Some(_) => {}
             None => ledger.define_by_content(slot, (parent, content, block_size), &mut reading.draft)?,
         }

@@ -27,7 +27,7 @@ use super::{Interpreter, Reading};
 use crate::change::Change;
 use crate::ledger::Ledger;
 use crate::persist::persist;
-use crate::state::{Attributes, Chain, Parent, PlaceId};
+use crate::state::{Chain, Parent, PlaceId};
 
 /// Blocks of one stream that are held by evidence; the oldest go first.
 const MAX_BLOCKS: usize = 65_536;
@@ -95,11 +95,11 @@ impl Evidence {
         for change in changes {
             let Change::Stored(stored) = change else { continue };
             for block in &stored.blocks {
-                let Some(tokens) = &block.tokens else {
+                let Some(tokens) = block.tokens() else {
                     self.opaque = true;
                     continue;
                 };
-                let content = plain_content(tokens);
+                let content = plain_content(&tokens.unpacked());
                 superseded.extend(self.by_content.get(&content).into_iter().flatten());
                 self.remember(content);
             }
@@ -155,8 +155,10 @@ impl Interpreter {
     /// From now on reports about requests are accepted. Call it before the first batch: what was stored
     /// before is not known to it.
     pub fn accept_evidence(&mut self, ledger: &Ledger) {
-        self.evidence.accepted = true;
-        self.evidence.opaque |= ledger.state().entries() > 0;
+        // Who went on from a memory accepted them all along.
+        if !std::mem::replace(&mut self.evidence.accepted, true) {
+            self.evidence.opaque |= ledger.state().entries() > 0;
+        }
     }
 
     /// How many blocks are held because the engine reported them as cached.
@@ -229,15 +231,7 @@ impl Interpreter {
                 if ledger.state().find(hash).is_some_and(|slot| ledger.state().held_where(slot, |_| true)) {
                     break;
                 }
-                let chain = Chain {
-                    block_size,
-                    parent,
-                    tokens: Arc::from(tokens),
-                    attributes: Arc::new(Attributes::default()),
-                    extra_keys: None,
-                    attached: false,
-                    content: *content,
-                };
+                let chain = Chain::new((block_size, parent), tokens, Arc::default(), None);
                 let Ok(slot) = ledger.slot(hash) else { break };
                 if ledger.state().chain(slot, block_size).is_none()
                     && ledger.define(slot, chain, &mut reading.draft).is_err()

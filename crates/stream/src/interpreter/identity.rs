@@ -29,7 +29,7 @@ impl Interpreter {
         said: &Said<'_, '_>,
         stored: &Stored<'_>,
     ) -> bool {
-        if known.parent != said.parent || *known.tokens != *said.tokens {
+        if known.parent() != said.parent || !known.has_tokens(said.tokens) {
             return false;
         }
         let cold = Tier::of(stored.medium, stored.locality) != Tier::Device;
@@ -49,7 +49,7 @@ impl Interpreter {
 
 /// The salt that a block has from what comes before it.
 fn salt_before(ledger: &Ledger, chain: &Chain) -> Option<Box<str>> {
-    let Parent::Block(parent) = chain.parent else { return None };
+    let Parent::Block(parent) = chain.parent() else { return None };
     let parent = ledger.state().attached_chain(ledger.state().find(parent)?)?;
     parent.attributes.cache_salt.clone()
 }

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use super::stores::refuse;
 use super::{Interpreter, Reading};
-use crate::change::{Change, StoreCause, StoredBlock, StoredChange};
+use crate::change::{Change, StoreCause, StoredBlock, StoredChange, StoredParts};
 use crate::clock::Now;
 use crate::ledger::{GroupSpec, Ledger};
 use crate::persist::persist;
@@ -46,7 +46,7 @@ impl Interpreter {
             spec.as_ref().map_or((None, None), |place| (place.spec_kind.as_deref(), place.sliding_window));
         let spec_kind = spec_kind.or_else(|| self.kind_of_group(moved.group));
         let window = window.or(moved.window);
-        let told = GroupSpec {
+        let learnt = GroupSpec {
             group: moved.group,
             spec_kind,
             sliding_window: window,
@@ -54,7 +54,7 @@ impl Interpreter {
             is_full: false,
             on_device: true,
         };
-        ledger.learn_group(told, &mut reading.draft);
+        ledger.learn_group(learnt, &mut reading.draft);
         let Some(to) = ledger.place(name(moved.to), spec_kind, window) else {
             refuse(ledger, Refusal::Budget, 1, now);
             return;
@@ -100,7 +100,7 @@ impl Interpreter {
     /// A pool is there, with nothing in it. Followers learn of it by a store of no blocks.
     fn note_created(&mut self, ledger: &mut Ledger, created: Created, reading: &mut Reading) {
         let (group, spec_kind) = (created.group, self.kind_of_group(created.group));
-        let told = GroupSpec {
+        let learnt = GroupSpec {
             group,
             spec_kind,
             sliding_window: created.window,
@@ -108,7 +108,7 @@ impl Interpreter {
             is_full: false,
             on_device: true,
         };
-        ledger.learn_group(told, &mut reading.draft);
+        ledger.learn_group(learnt, &mut reading.draft);
         let name = PlaceName { medium: Some(DEVICE), locality: None, ownership: None, group };
         let Some(place) = ledger.place(name, spec_kind, created.window) else { return };
         reading.draft.changes.push(Change::Stored(StoredChange {
@@ -180,19 +180,19 @@ fn moved_change(ledger: &Ledger, slot: SlotId, place: &Arc<Place>) -> StoredChan
     StoredChange {
         cause: StoreCause::Announced,
         place: place.clone(),
-        blocks: vec![StoredBlock {
+        blocks: vec![StoredBlock::from(StoredParts {
             hash,
             wide: ledger.state().wide(hash).cloned(),
             copies: 1,
-            parent: chain.map(|chain| chain.parent),
+            parent: chain.map(Chain::parent),
             tokens: chain.and_then(Chain::known_tokens),
             first_position: None,
             content: chain.map(|chain| chain.content),
             extra_keys: chain.and_then(|chain| chain.extra_keys.clone()),
-        }],
+        })],
         layout: if chain.is_some() { Layout::Dense } else { Layout::HashOnly },
         block_size: chain.map_or(0, |chain| chain.block_size),
-        parent: chain.and_then(|chain| match chain.parent {
+        parent: chain.and_then(|chain| match chain.parent() {
             Parent::Root => None,
             Parent::Block(parent) => Some(parent),
         }),

@@ -49,10 +49,10 @@ impl Interpreter {
         let (Some(page), Some(hash)) = (page, batch.stored_hashes(stored).first()) else { return false };
         let salt = stored.cache_salt.map(sglang_salt_digest);
         let computed = sglang_event_hash(&sglang_page_digest(salt.as_ref(), page));
-        let told = hash.bits.cast_signed();
+        let announced = hash.bits.cast_signed();
         // In the dynamo format a salt is mixed in once more.
         let namespaced = || sglang_namespaced_hash(computed, None, stored.cache_salt);
-        let same = computed == told || (salt.is_some() && namespaced() == told);
+        let same = computed == announced || (salt.is_some() && namespaced() == announced);
         match (self.epoch.page_hashes, same) {
             (PageHashes::Proven, same) => !same,
             (PageHashes::Unknown, true) => {

@@ -9,7 +9,7 @@ use super::identity::Said;
 use super::page_hash::hidden_namespace;
 use super::reannounced::StoreMeaning;
 use super::{Interpreter, Reading};
-use crate::change::{Change, StoreCause, StoredBlock, StoredChange};
+use crate::change::{Change, StoreCause, StoredBlock, StoredChange, StoredParts};
 use crate::clock::Now;
 use crate::ledger::{GroupSpec, Ledger, is_full};
 use crate::options::Duplicates;
@@ -65,7 +65,7 @@ impl Interpreter {
         let hidden =
             layout == Layout::Dense && self.has_hidden_namespace(ledger, batch, stored, reading, now);
         let spec_kind = stored.spec_kind.or_else(|| self.kind_of_group(stored.group));
-        let told = GroupSpec {
+        let group = GroupSpec {
             group: stored.group,
             spec_kind,
             sliding_window: stored.sliding_window,
@@ -73,7 +73,7 @@ impl Interpreter {
             is_full: is_full(layout, hashes.len()),
             on_device: Tier::of(stored.medium, stored.locality) == Tier::Device,
         };
-        ledger.learn_group(told, &mut reading.draft);
+        ledger.learn_group(group, &mut reading.draft);
         ledger.note_layout(stored.group, layout, hashes.len());
         let (spec_kind, window) =
             ledger.sides.groups.settled(stored.group, (spec_kind, stored.sliding_window));
@@ -83,7 +83,7 @@ impl Interpreter {
         };
         let place_ref = ledger.state().places.get(place).clone();
         self.note_place(ledger, &place_ref, now);
-        if self.is_told_again(ledger, batch, at, place, reading) {
+        if self.is_reported_again(ledger, batch, at, place, reading) {
             return;
         }
         let attributes = attributes(ledger, batch, stored);
@@ -159,7 +159,7 @@ impl Interpreter {
     }
 
     /// Whether a store announces what is held already, so that nothing changes.
-    fn is_told_again(
+    fn is_reported_again(
         &mut self,
         ledger: &mut Ledger,
         batch: &Batch<'_, '_>,
@@ -241,11 +241,11 @@ impl Interpreter {
         if self.options.transitions_only {
             return Ok((slot, None));
         }
-        let block = StoredBlock {
+        let block = StoredBlock::from(StoredParts {
             hash: hash.bits,
             wide: wide.and_then(|_| ledger.state().wide(hash.bits).cloned()),
             copies,
-            parent: chain.map(|chain| chain.parent),
+            parent: chain.map(Chain::parent),
             tokens: chain.and_then(Chain::known_tokens),
             first_position: parent.is_some().then(|| at as u32 * stored.block_size),
             content: chain.filter(|chain| chain.attached).map(|chain| chain.content),
@@ -253,7 +253,7 @@ impl Interpreter {
                 Some(chain) => chain.extra_keys.clone(),
                 None => own_keys(batch.extra_keys(stored, at)),
             },
-        };
+        });
         Ok((slot, Some(block)))
     }
 
@@ -271,7 +271,7 @@ impl Interpreter {
         let keys = batch.extra_keys(stored, block.at);
         let hidden = block.hidden;
         if let Some(known) = ledger.state().chain(slot, stored.block_size) {
-            if known.tokens.is_empty() && !tokens.is_empty() {
+            if known.lacks_tokens() && !tokens.is_empty() {
                 let keys = if hidden { Some(hidden_namespace(block.hash)) } else { own_keys(keys) };
                 let said = Said { parent, tokens, attributes, keys: &[], hidden };
                 if !fill_block(ledger, (slot, stored.block_size), &said, keys) {
@@ -285,15 +285,8 @@ impl Interpreter {
             }
             return Ok(());
         }
-        let chain = Chain {
-            block_size: stored.block_size,
-            parent,
-            tokens: Arc::from(tokens),
-            attributes: attributes.clone(),
-            extra_keys: if hidden { Some(hidden_namespace(block.hash)) } else { own_keys(keys) },
-            attached: false,
-            content: 0,
-        };
+        let keys = if hidden { Some(hidden_namespace(block.hash)) } else { own_keys(keys) };
+        let chain = Chain::new((stored.block_size, parent), tokens, attributes.clone(), keys);
         ledger.define(slot, chain, &mut reading.draft)
     }
 
@@ -343,15 +336,7 @@ fn fill_block(
     said: &Said<'_, '_>,
     extra_keys: Option<ExtraKeys>,
 ) -> bool {
-    let chain = Chain {
-        block_size,
-        parent: said.parent,
-        tokens: Arc::from(said.tokens),
-        attributes: said.attributes.clone(),
-        extra_keys,
-        attached: false,
-        content: 0,
-    };
+    let chain = Chain::new((block_size, said.parent), said.tokens, said.attributes.clone(), extra_keys);
     ledger.fill(slot, chain) || said.parent != Parent::Root
 }
 

@@ -10,6 +10,7 @@ impl Ledger {
     /// Writes a draft as the entry of a batch.
     pub(crate) fn commit_batch(&mut self, engine_sequence: u64, timestamp: f64, draft: Draft) {
         self.engine_sequence = Some(engine_sequence);
+        self.engine_digest = self.coming_digest.take();
         self.push(Some(engine_sequence), timestamp, draft.changes, draft.transitions);
     }
 
@@ -64,7 +65,7 @@ impl Ledger {
     pub(super) fn notes(&mut self, digest: StateDigest) -> Notes {
         Notes {
             digest,
-            untranslatable: self.untranslatable,
+            untranslatable: self.untranslatable(),
             known_from: self.known_from(),
             resumption: self.sides.take_news(),
             marks: self.take_marks(),
@@ -84,6 +85,10 @@ impl Ledger {
             self.last_timestamp = Some(timestamp);
         }
         let mut changes = if self.options.transitions_only { Vec::new() } else { changes };
+        if !self.keeps_tokens() {
+            changes.iter_mut().for_each(Change::drop_tokens);
+            transitions.iter_mut().for_each(Transition::drop_tokens);
+        }
         fit(&mut changes);
         fit(&mut transitions);
         for transition in &mut transitions {
@@ -93,7 +98,8 @@ impl Ledger {
                 Transition::Cleared => {}
             }
         }
-        let entry = self.window.push(engine_sequence, timestamp, changes, notes, transitions);
+        let batch = engine_sequence.map(|sequence| (sequence, self.engine_digest));
+        let entry = self.window.push(batch, timestamp, changes, notes, transitions);
         if let Some(fresh) = &mut self.fresh {
             fresh.push(entry);
         }

@@ -95,19 +95,19 @@ impl Group {
     }
 
     /// Takes in what an event says of its block size. True if that is new.
-    fn learn_size(&mut self, told: GroupSpec<'_>) -> bool {
-        let Some(size) = told.block_size.filter(|_| told.on_device || !self.size_of_device) else {
+    fn learn_size(&mut self, spec: GroupSpec<'_>) -> bool {
+        let Some(size) = spec.block_size.filter(|_| spec.on_device || !self.size_of_device) else {
             return false;
         };
-        let first = told.on_device && !self.size_of_device;
+        let first = spec.on_device && !self.size_of_device;
         let known = if first { None } else { self.block_size };
         let known_sure = self.size_is_sure && !first;
         let before = (self.block_size, self.size_is_sure);
         // A smaller one is of a block that is not full.
-        if !known_sure && (told.is_full || known.is_none_or(|known| known < size)) {
-            (self.block_size, self.size_is_sure) = (Some(size), told.is_full);
+        if !known_sure && (spec.is_full || known.is_none_or(|known| known < size)) {
+            (self.block_size, self.size_is_sure) = (Some(size), spec.is_full);
         }
-        self.size_of_device = told.on_device;
+        self.size_of_device = spec.on_device;
         before != (self.block_size, self.size_is_sure)
     }
 
@@ -248,26 +248,26 @@ impl Groups {
 
     /// Takes in what an event says. True if that is new. `one_full`: there is one full group, the last that
     /// was said to be.
-    pub(crate) fn learn(&mut self, told: GroupSpec<'_>, one_full: bool) -> bool {
-        let found = self.known.iter().position(|group| group.group == told.group);
+    pub(crate) fn learn(&mut self, spec: GroupSpec<'_>, one_full: bool) -> bool {
+        let found = self.known.iter().position(|group| group.group == spec.group);
         if found.is_none() && self.known.len() >= MAX_GROUPS {
             // More groups than are counted.
             return false;
         }
         let at = found.unwrap_or_else(|| {
-            self.known.push(Group { group: told.group, ..Group::default() });
+            self.known.push(Group { group: spec.group, ..Group::default() });
             self.known.len() - 1
         });
         let group = &mut self.known[at];
         let mut news = found.is_none();
-        let is_believed = (told.on_device || !group.kind_of_device) && !group.is_contradictory();
-        if told.spec_kind.is_some() && is_believed {
-            let was_of_device = std::mem::replace(&mut group.kind_of_device, told.on_device);
+        let is_believed = (spec.on_device || !group.kind_of_device) && !group.is_contradictory();
+        if spec.spec_kind.is_some() && is_believed {
+            let was_of_device = std::mem::replace(&mut group.kind_of_device, spec.on_device);
             let same =
-                group.spec_kind.as_deref() == told.spec_kind && group.sliding_window == told.sliding_window;
+                group.spec_kind.as_deref() == spec.spec_kind && group.sliding_window == spec.sliding_window;
             if !same {
-                group.spec_kind = told.spec_kind.map(Box::from);
-                group.sliding_window = told.sliding_window;
+                group.spec_kind = spec.spec_kind.map(Box::from);
+                group.sliding_window = spec.sliding_window;
                 group.kinds += u8::from(was_of_device);
                 if group.kinds > MAX_KINDS {
                     group.spec_kind = Some(Box::from(CONTRADICTORY));
@@ -279,7 +279,7 @@ impl Groups {
                 }
             }
         }
-        news | self.known[at].learn_size(told)
+        news | self.known[at].learn_size(spec)
     }
 
     /// What is to be said of a group's kind and window where an event says this.

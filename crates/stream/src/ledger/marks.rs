@@ -17,7 +17,7 @@ use super::Ledger;
 use super::groups::{Fit, Group};
 use crate::persist::persist;
 use crate::seeded::SeededMap;
-use crate::state::{Parent, Place, SlotId};
+use crate::state::{Chain, Parent, Place, SlotId};
 
 /// The main blocks that smaller blocks are part of.
 #[derive(Debug, Default)]
@@ -159,7 +159,7 @@ impl Ledger {
                 return;
             }
             let chain = group.block_size.and_then(|size| self.state.chain(slot, size));
-            let Some(Parent::Block(parent)) = chain.map(|chain| chain.parent) else { return };
+            let Some(Parent::Block(parent)) = chain.map(Chain::parent) else { return };
             next = parent;
         }
     }

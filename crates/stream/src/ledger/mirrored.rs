@@ -19,7 +19,7 @@ use crate::state::{Attributes, Place, PlaceId, SlotId};
 /// A block that changed its level was not stored anew: it has no position in a store.
 fn has_moved(stored: &StoredChange) -> bool {
     stored.layout == Layout::Dense
-        && stored.blocks.first().is_some_and(|block| block.first_position.is_none())
+        && stored.blocks.first().is_some_and(|block| block.first_position().is_none())
 }
 
 /// For each change, the next announced store with nothing but stores between.
@@ -87,6 +87,7 @@ impl Ledger {
         self.trust.degrade(Reason::Unheard, now.unix_ms);
         self.known_from = KnownFrom::Never;
         self.engine_sequence = None;
+        self.engine_digest = None;
         self.learned_block_size = None;
         self.untranslatable = false;
     }
@@ -102,6 +103,8 @@ impl Ledger {
         self.trust = end.trust;
         self.known_from = end.known_from.into();
         self.engine_sequence = end.engine_sequence;
+        self.engine_digest = end.engine_digest;
+        self.window.begin_behind(end.digest);
         self.learned_block_size = end.block_size;
         self.untranslatable = untranslatable;
         self.load_groups(end.groups, &end.resumption, end.partial_blocks);
@@ -148,6 +151,7 @@ impl Ledger {
         if entry.engine_sequence.is_some() {
             self.counters.batches += 1;
             self.engine_sequence = entry.engine_sequence;
+            self.engine_digest = entry.engine_digest;
         }
         self.counters.events += changes.len() as u64;
         self.note_doubt_of_device();
@@ -246,7 +250,7 @@ impl Ledger {
         attributes: &Arc<Attributes>,
         draft: &mut Draft,
     ) -> Result<(), Misfit> {
-        if let Some(wide) = &block.wide {
+        if let Some(wide) = block.wide() {
             self.state.set_wide(block.hash, wide);
         }
         let Some(chain) = mirrored_chain(block, block_size, attributes) else { return Ok(()) };

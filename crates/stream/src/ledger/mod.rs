@@ -68,14 +68,16 @@ pub struct Ledger {
     /// How old the proof is that the engine is there, as of the last input.
     age: Option<Duration>,
     engine_sequence: Option<u64>,
+    /// Digest of that batch as the engine sent it, where it is known.
+    engine_digest: Option<u128>,
+    /// That of the batch that is being interpreted.
+    coming_digest: Option<u128>,
     /// That batch, where its payload was read here.
     position: Option<Position>,
     /// The engine's stamp of that batch, in seconds.
     last_timestamp: Option<f64>,
     /// Most stores have the same: shared.
     pub(crate) last_attributes: Arc<Attributes>,
-    /// In the place of tokens that are not kept.
-    no_tokens: Arc<[u32]>,
     /// Of blocks of which only the content is known.
     no_attributes: Arc<Attributes>,
     learned_block_size: Option<u32>,
@@ -93,12 +95,12 @@ pub struct Ledger {
 }
 
 persist!(Ledger {
-    epoch, state, trust, trust_changed, continuity, continuity_changed, known_from, age, engine_sequence, position,
+    epoch, state, trust, trust_changed, continuity, continuity_changed, known_from, age, engine_sequence, engine_digest, position,
     last_timestamp, last_attributes, learned_block_size, untranslatable, counters, sides;
     options: Arc::default(),
     window: Arc::new(Window::new(1, 1, Epoch::UNKNOWN)),
-    no_tokens: Arc::default(),
     no_attributes: Arc::default(),
+    coming_digest: None,
     cuts: 0,
     retired: Vec::new(),
     fresh: None,
@@ -153,10 +155,11 @@ impl Ledger {
             known_from: KnownFrom::Never,
             age: None,
             engine_sequence: None,
+            engine_digest: None,
+            coming_digest: None,
             position: None,
             last_timestamp: None,
             last_attributes: Arc::default(),
-            no_tokens: Arc::default(),
             no_attributes: Arc::default(),
             learned_block_size: None,
             untranslatable: false,
@@ -203,6 +206,16 @@ impl Ledger {
     }
 
     /// Which batch the last one was, identified by its payload.
+    /// Digest of the last batch as the engine sent it, where it is known.
+    pub fn engine_digest(&self) -> Option<u128> {
+        self.engine_digest
+    }
+
+    /// The digest of the batch that is interpreted next.
+    pub(crate) fn expect_digest(&mut self, digest: u128) {
+        self.coming_digest = Some(digest);
+    }
+
     pub(crate) fn set_position(&mut self, position: Position) {
         self.position = Some(position);
     }
@@ -212,9 +225,14 @@ impl Ledger {
         self.last_timestamp
     }
 
-    /// Whether the main group holds blocks whose tokens are not known.
+    /// Whether the main group holds blocks whose tokens are not known, or may: where none are kept.
     pub fn untranslatable(&self) -> bool {
-        self.untranslatable
+        self.untranslatable || !self.keeps_tokens()
+    }
+
+    /// Whether tokens of blocks are kept.
+    pub(crate) fn keeps_tokens(&self) -> bool {
+        self.options.state.keep_tokens
     }
 
     /// The live state.
@@ -382,6 +400,7 @@ impl Ledger {
         self.replace_state();
         self.known_from = KnownFrom::Never;
         self.engine_sequence = None;
+        self.engine_digest = None;
         self.position = None;
         self.last_timestamp = None;
         self.learned_block_size = None;

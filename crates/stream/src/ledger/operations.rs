@@ -5,10 +5,13 @@ use std::sync::Arc;
 use kvplane_core::{Reason, Tier};
 
 use super::{Draft, KnownFrom, Ledger};
-use crate::change::{Change, Layout, RemovedBlock, StoreCause, StoredBlock, StoredChange, Transition};
+use crate::change::{
+    Change, Layout, RemovedBlock, StoreCause, StoredBlock, StoredChange, StoredParts, Transition,
+};
 use crate::clock::Now;
 use crate::seeded::SeededSet;
 use crate::state::{Attached, Attributes, Chain, Parent, Place, PlaceId, PlaceName, Refusal, SlotId, State};
+use crate::tokens::Tokens;
 use crate::transitions::push_removed;
 
 /// What was known of a block before an operation on it.
@@ -67,15 +70,8 @@ impl Ledger {
         (parent, content, block_size): (Parent, u64, u32),
         draft: &mut Draft,
     ) -> Result<(), Refusal> {
-        let chain = Chain {
-            block_size,
-            parent,
-            tokens: self.no_tokens.clone(),
-            attributes: self.no_attributes.clone(),
-            extra_keys: None,
-            attached: true,
-            content,
-        };
+        let mut chain = Chain::new((block_size, parent), Tokens::default(), self.no_attributes.clone(), None);
+        (chain.attached, chain.content) = (true, content);
         self.untranslatable = true;
         self.state.define_mirrored(slot, chain, &mut draft.attached).inspect_err(|_| self.state.release(slot))
     }
@@ -276,16 +272,16 @@ impl Ledger {
     /// A block that is known up to the start of its prompt, with this number of copies in a place.
     pub(crate) fn known_block(&self, slot: SlotId, chain: &Chain, copies: u32) -> StoredBlock {
         let hash = self.state.hash_of(slot);
-        StoredBlock {
+        StoredBlock::from(StoredParts {
             hash,
             wide: self.state.wide(hash).cloned(),
             copies,
-            parent: Some(chain.parent),
+            parent: Some(chain.parent()),
             tokens: chain.known_tokens(),
             first_position: None,
             content: Some(chain.content),
             extra_keys: chain.extra_keys.clone(),
-        }
+        })
     }
 
     /// The ancestors of a block that a place is not known to hold, nearest first; see

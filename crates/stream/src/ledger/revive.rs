@@ -22,6 +22,7 @@ impl Ledger {
         self.state.revive(options.state)?;
         self.window = Arc::new(Window::new(options.max_batches, options.max_bytes, self.epoch));
         self.window.restart_at(cursor, last_event_id);
+        self.window.begin_behind(self.state.digest());
         self.window.set_continuity(self.continuity);
         self.options = options;
         Ok(())
@@ -32,5 +33,6 @@ impl Ledger {
     pub(crate) fn renumber(&mut self, unix_ms: u64) {
         self.epoch = Epoch::mint(unix_ms, Some(self.epoch), self.window.highest());
         self.window.restart(self.epoch);
+        self.window.begin_behind(self.state.digest());
     }
 }

@@ -74,8 +74,8 @@ impl Sides {
     }
 
     /// Of a state that another plane sends.
-    fn reported(groups: Vec<Group>, told: &Resumption) -> Self {
-        let resumption = Resumption { sides: Vec::new(), ..*told };
+    fn reported(groups: Vec<Group>, reported: &Resumption) -> Self {
+        let resumption = Resumption { sides: Vec::new(), ..*reported };
         let groups = Groups::reported(groups);
         Self { groups, stale: true, ..Self::of(resumption) }
     }
@@ -254,8 +254,8 @@ impl Ledger {
 
     /// An event names a group. That none of them keeps whole prefixes shows at the end of the batch: one that
     /// does may be announced after the others.
-    pub(crate) fn learn_group(&mut self, told: GroupSpec<'_>, draft: &mut Draft) {
-        if self.sides.groups.learn(told, self.options.semantics.windows) {
+    pub(crate) fn learn_group(&mut self, reported: GroupSpec<'_>, draft: &mut Draft) {
+        if self.sides.groups.learn(reported, self.options.semantics.windows) {
             self.sides.stale = true;
             self.retell(draft, |ledger| {
                 ledger.sides.groups.choose_main();
@@ -338,8 +338,8 @@ impl Ledger {
     }
 
     /// Takes over the groups of a state that another plane sends.
-    pub(crate) fn load_groups(&mut self, groups: Vec<Group>, told: &Resumption, partial_blocks: bool) {
-        self.sides = Sides { has_partial: partial_blocks, ..Sides::reported(groups, told) };
+    pub(crate) fn load_groups(&mut self, groups: Vec<Group>, reported: &Resumption, partial_blocks: bool) {
+        self.sides = Sides { has_partial: partial_blocks, ..Sides::reported(groups, reported) };
         self.fit_state();
         self.settle_groups(&mut Draft::default());
         self.sides.all_anew = false;

@@ -24,7 +24,7 @@ impl Ledger {
     /// no block is sent. While a cache seems to have one group, a block is taken for full; what it
     /// said is taken back with the first larger one.
     pub(crate) fn learn_main_size(&mut self, size: u32, blocks: usize, draft: &mut Draft) -> SizeVerdict {
-        let told = self.sides.announced_main_size();
+        let announced = self.sides.announced_main_size();
         let Some(known) = self.block_size() else {
             // Where several groups are known, they say what the size is.
             if self.sides.has_partial {
@@ -40,7 +40,7 @@ impl Ledger {
         if self.sides.has_partial && self.is_fraction(size, blocks) {
             return SizeVerdict::NotFull;
         }
-        let larger = told == Some(size) && size.is_multiple_of(known);
+        let larger = announced == Some(size) && size.is_multiple_of(known);
         if larger && self.options.block_size.is_none() && self.sides.main_has_kind() {
             // What was known is of a block that was not full: the group did not take it for sure.
             self.retell(draft, |ledger| {

@@ -20,6 +20,8 @@ pub struct Snapshot {
     pub cursor: Cursor,
     /// The engine's own number at that point.
     pub engine_sequence: Option<u64>,
+    /// Digest of that batch as the engine sent it, where it is known.
+    pub engine_digest: Option<u128>,
     /// The batch of that number, where its payload was read here.
     pub position: Option<Position>,
     /// Where the history begins.
@@ -85,6 +87,7 @@ impl Ledger {
             snapshot: Snapshot {
                 cursor: self.cursor(),
                 engine_sequence: self.engine_sequence,
+                engine_digest: self.engine_digest,
                 position: self.position,
                 known_from: self.known_from(),
                 age: self.age,
@@ -92,7 +95,7 @@ impl Ledger {
                 continuity: self.continuity,
                 last_event_id: self.last_event_id(),
                 digest: self.state.digest(),
-                untranslatable: self.untranslatable,
+                untranslatable: self.untranslatable(),
                 block_size: self.block_size(),
                 partial_blocks: self.visible_size() != VisibleSize::Any,
                 groups: self.groups().to_vec(),
@@ -197,7 +200,7 @@ impl Snapshot {
 
     fn push_chains(&self, parents_first: &[&BlockImage], tier: Tier, log: &mut Vec<Transition>) {
         // Each block that is sent, with its parent. Only the device's chains begin at the start of a prompt.
-        let mut told: Vec<(&BlockImage, &Chain)> = Vec::new();
+        let mut listed: Vec<(&BlockImage, &Chain)> = Vec::new();
         let mut at: SeededMap<u64, usize> = SeededMap::default();
         for block in parents_first {
             let Some(chain) = self.visible_chain(block).filter(|_| self.is_visible(block, tier)) else {
@@ -205,14 +208,14 @@ impl Snapshot {
             };
             let reached = parent_of(chain).is_none_or(|parent| at.contains_key(&parent));
             if reached || tier != Tier::Device {
-                at.insert(block.hash, told.len());
-                told.push((block, chain));
+                at.insert(block.hash, listed.len());
+                listed.push((block, chain));
             }
         }
         // The only child of each, if it has one child.
-        let mut next: Vec<Option<usize>> = vec![None; told.len()];
-        let mut children = vec![0_u32; told.len()];
-        for (child, (_, chain)) in told.iter().enumerate() {
+        let mut next: Vec<Option<usize>> = vec![None; listed.len()];
+        let mut children = vec![0_u32; listed.len()];
+        for (child, (_, chain)) in listed.iter().enumerate() {
             let parent = parent_of(chain).and_then(|parent| at.get(&parent).copied());
             if let Some(parent) = parent {
                 children[parent] += 1;
@@ -220,14 +223,14 @@ impl Snapshot {
             }
         }
         let follows: SeededSet<usize> = next.iter().flatten().copied().collect();
-        for head in (0..told.len()).filter(|head| !follows.contains(head)) {
-            let mut parent = parent_of(told[head].1);
+        for head in (0..listed.len()).filter(|head| !follows.contains(head)) {
+            let mut parent = parent_of(listed[head].1);
             let mut line = std::iter::successors(Some(head), |&at| next[at]).peekable();
             while line.peek().is_some() {
                 let blocks: Vec<VisibleBlock> = line
                     .by_ref()
                     .take(CHAIN_MAX)
-                    .map(|at| VisibleBlock::new(told[at].0.hash, told[at].1))
+                    .map(|at| VisibleBlock::new(listed[at].0.hash, listed[at].1))
                     .collect();
                 let last = blocks.last().map(|block| block.hash);
                 log.push(Transition::Stored { tier, parent, blocks });
@@ -246,10 +249,10 @@ impl Snapshot {
 
     /// What a block is, and what else it is at other block sizes.
     pub fn chains_of<'s>(&self, block: &'s BlockImage) -> (Option<&'s Chain>, Vec<&'s Chain>) {
-        let told =
+        let listed =
             self.visible_chain(block).or_else(|| block.attached_chain()).or_else(|| block.chains.first());
-        let is_told = |chain: &&Chain| told.is_some_and(|told| std::ptr::eq(*chain, told));
-        (told, block.chains.iter().filter(|chain| !is_told(chain)).collect())
+        let is_visible = |chain: &&Chain| listed.is_some_and(|listed| std::ptr::eq(*chain, listed));
+        (listed, block.chains.iter().filter(|chain| !is_visible(chain)).collect())
     }
 
     /// What a block is, for consumers that know one block size.
@@ -286,7 +289,7 @@ impl BlockImage {
 }
 
 fn parent_of(chain: &Chain) -> Option<u64> {
-    match chain.parent {
+    match chain.parent() {
         Parent::Block(parent) => Some(parent),
         Parent::Root => None,
     }

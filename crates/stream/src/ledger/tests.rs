@@ -8,7 +8,7 @@ use kvplane_core::StateDigest;
 use proptest::prelude::*;
 
 use super::*;
-use crate::change::{Change, Layout, StoreCause, StoredBlock, StoredChange, Transition};
+use crate::change::{Change, Layout, StoreCause, StoredBlock, StoredChange, StoredParts, Transition};
 use crate::interpreter::Interpreter;
 use crate::mirror::MirrorEntry;
 use crate::state::{Chain, Parent, PlaceId, PlaceName};
@@ -178,15 +178,8 @@ impl World {
         let before = ledger.before(slot);
         if let Some(parent) = parent {
             if ledger.state().chain(slot, BLOCK_SIZE).is_none() {
-                let chain = Chain {
-                    block_size: BLOCK_SIZE,
-                    parent,
-                    tokens: Arc::from([hash as u32; BLOCK_SIZE as usize]),
-                    attributes: ledger.last_attributes.clone(),
-                    extra_keys: None,
-                    attached: false,
-                    content: 0,
-                };
+                let tokens = [hash as u32; BLOCK_SIZE as usize];
+                let chain = Chain::new((BLOCK_SIZE, parent), tokens, ledger.last_attributes.clone(), None);
                 ledger.define(slot, chain, draft).unwrap();
             }
             self.model.parents.entry(hash).or_insert_with(|| hash_of(parent));
@@ -201,16 +194,16 @@ impl World {
         }
         ledger.tell_waiting(draft);
         let chain = ledger.state().chain(slot, BLOCK_SIZE);
-        let block = StoredBlock {
+        let block = StoredBlock::from(StoredParts {
             hash,
             wide: None,
             copies,
-            parent: chain.map(|chain| chain.parent),
+            parent: chain.map(Chain::parent),
             tokens: chain.map(|chain| chain.tokens.clone()),
             first_position: parent.is_some().then_some(0),
             content: chain.filter(|chain| chain.attached).map(|chain| chain.content),
             extra_keys: None,
-        };
+        });
         draft.changes.push(Change::Stored(StoredChange {
             cause: StoreCause::Announced,
             place: ledger.state().places.get(place).clone(),
@@ -283,9 +276,10 @@ impl World {
     }
 
     fn tell_copy(&mut self, entry: &Entry) {
-        let told = MirrorEntry {
+        let reported = MirrorEntry {
             cursor: Cursor { epoch: entry.epoch, sequence: entry.sequence },
             engine_sequence: entry.engine_sequence,
+            engine_digest: None,
             timestamp: entry.timestamp,
             changes: entry.changes.clone(),
             trust: entry.trust.clone(),
@@ -297,7 +291,7 @@ impl World {
             units: entry.resumption.as_ref().map(|resumption| resumption.units),
             whole_prompt: false,
         };
-        self.copy.apply_mirrored(told).expect("the copy has the same digest and the same transitions");
+        self.copy.apply_mirrored(reported).expect("the copy has the same digest and the same transitions");
     }
 }
 

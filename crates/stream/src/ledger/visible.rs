@@ -5,6 +5,7 @@ use kvplane_core::Tier;
 use super::{Draft, Ledger};
 use crate::change::{Transition, VisibleBlock};
 use crate::state::{Attached, Parent, Place, SlotId, VisibleSize};
+use crate::tokens::Tokens;
 use crate::transitions::{push_removed, push_stored};
 
 impl Ledger {
@@ -22,18 +23,21 @@ impl Ledger {
         if !self.is_in_main(slot, tier) {
             return;
         }
-        let parent = match chain.parent {
+        let parent = match chain.parent() {
             Parent::Root => None,
             Parent::Block(parent) => Some(parent),
         };
-        let tokens = if self.options.transitions_only { &self.no_tokens } else { &chain.tokens };
-        push_stored(log, tier, parent, VisibleBlock::with_tokens(self.state.hash_of(slot), chain, tokens));
+        let mut block = VisibleBlock::new(self.state.hash_of(slot), chain);
+        if self.options.transitions_only {
+            block.tokens = Tokens::default();
+        }
+        push_stored(log, tier, parent, block);
     }
 
     /// A block that waited is attached now, and can be sent where the blocks that waited are sent.
     pub(super) fn attached_visibly(&self, (slot, size): Attached, log: &mut Vec<Transition>) {
-        let told = self.state.visible_chain(slot, self.visible_size());
-        if told.is_some_and(|chain| chain.block_size == size) {
+        let visible = self.state.visible_chain(slot, self.visible_size());
+        if visible.is_some_and(|chain| chain.block_size == size) {
             for tier in Tier::ALL {
                 self.became_visible(slot, tier, log);
             }
@@ -51,11 +55,11 @@ impl Ledger {
         }
         let slots = self.state.slots_parents_first();
         let visible_sizes = |ledger: &Self, size: VisibleSize| -> Vec<[Option<u32>; Tier::ALL.len()]> {
-            let told = |slot: SlotId, tier| {
+            let visible = |slot: SlotId, tier| {
                 let chain = ledger.state.visible_chain(slot, size)?;
                 ledger.is_in_main(slot, tier).then_some(chain.block_size)
             };
-            slots.iter().map(|&slot| Tier::ALL.map(|tier| told(slot, tier))).collect()
+            slots.iter().map(|&slot| Tier::ALL.map(|tier| visible(slot, tier))).collect()
         };
         let before = visible_sizes(self, old_size);
         self.state.places.set_main(main);

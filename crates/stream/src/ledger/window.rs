@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use kvplane_core::{Continuity, Cursor, Epoch, Marks, Resumption, StateDigest, TrustState};
@@ -56,11 +57,16 @@ pub(super) struct Notes {
 }
 
 /// The replay window of a stream. Readers take its own short lock: they never wait for a batch being applied.
+///
+/// Where a stream is kept in a durable journal, readers get an entry once it is written there ([`Self::tell`]): then
+/// no process that ends takes an entry along that somebody has.
 #[derive(Debug)]
 pub struct Window {
     max_entries: usize,
     max_bytes: usize,
     kept: Mutex<Kept>,
+    /// Entries up to this number may be told. Numbers rise over all lives.
+    reported: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -72,6 +78,8 @@ struct Kept {
     next_event_id: u64,
     /// Nothing before this number was ever here, although it is of the same life.
     begun_after: u64,
+    /// Digest of the state before the first entry, where it is known.
+    before: Option<StateDigest>,
     /// What kvplane itself did before the first batch that is kept had to go, without any batch after it.
     first_is_torn: bool,
     /// Where the stream stands. What entries say, unless it stands elsewhere since the last one.
@@ -87,6 +95,7 @@ impl Kept {
             next_sequence: epoch.base().nth(1),
             next_event_id: epoch.base().nth(1),
             begun_after: 0,
+            before: Some(StateDigest::default()),
             first_is_torn: false,
             continuity,
         }
@@ -95,7 +104,36 @@ impl Kept {
 
 impl Window {
     pub(super) fn new(max_entries: usize, max_bytes: usize, epoch: Epoch) -> Self {
-        Self { max_entries, max_bytes, kept: Mutex::new(Kept::new(epoch, Continuity::Connecting)) }
+        let kept = Mutex::new(Kept::new(epoch, Continuity::Connecting));
+        Self { max_entries, max_bytes, kept, reported: AtomicU64::new(u64::MAX) }
+    }
+
+    /// From now on entries are held back until they are [told](Self::tell). All that are here may be told.
+    pub fn hold_back(&self) {
+        self.reported.store(self.cursor().sequence, Ordering::Release);
+    }
+
+    /// Entries up to this one may be told.
+    pub fn tell(&self, sequence: u64) {
+        self.reported.fetch_max(sequence, Ordering::AcqRel);
+    }
+
+    /// All entries may be told, also those that come.
+    pub fn tell_all(&self) {
+        self.reported.store(u64::MAX, Ordering::Release);
+    }
+
+    /// Whether the entry with this number may be told.
+    pub fn is_reported(&self, sequence: u64) -> bool {
+        self.reported.load(Ordering::Acquire) >= sequence
+    }
+
+    /// How many of the entries may be told.
+    fn reported(&self, kept: &Kept) -> usize {
+        let reported = self.reported.load(Ordering::Acquire);
+        let first = kept.entries.front().map_or(kept.next_sequence, |entry| entry.sequence);
+        let count = reported.saturating_add(1).saturating_sub(first);
+        usize::try_from(count).unwrap_or(usize::MAX).min(kept.entries.len())
     }
 
     /// Another life: nothing of the old one can be replayed.
@@ -114,6 +152,7 @@ impl Window {
             next_sequence: cursor.sequence.saturating_add(1),
             next_event_id: last_event_id.saturating_add(1),
             begun_after: cursor.sequence,
+            before: None,
             ..Kept::new(cursor.epoch, kept.continuity)
         };
         let old = std::mem::replace(&mut *kept, fresh);
@@ -137,6 +176,13 @@ impl Window {
         Cursor { epoch: kept.epoch, sequence: kept.next_sequence - 1 }
     }
 
+    /// The position after everything that may be told.
+    pub fn reported_cursor(&self) -> Cursor {
+        let kept = self.kept.lock();
+        let reported = self.reported.load(Ordering::Acquire).max(kept.epoch.base().nth(0));
+        Cursor { epoch: kept.epoch, sequence: reported.min(kept.next_sequence - 1) }
+    }
+
     pub(super) fn next_event_id(&self) -> u64 {
         self.kept.lock().next_event_id
     }
@@ -157,7 +203,7 @@ impl Window {
 
     pub(super) fn push(
         &self,
-        engine_sequence: Option<u64>,
+        batch: Option<(u64, Option<u128>)>,
         timestamp: f64,
         changes: Vec<Change>,
         notes: Notes,
@@ -171,7 +217,8 @@ impl Window {
         let entry = Entry {
             epoch: kept.epoch,
             sequence: kept.next_sequence,
-            engine_sequence,
+            engine_sequence: batch.map(|(sequence, _)| sequence),
+            engine_digest: batch.and_then(|(_, digest)| digest),
             timestamp,
             cost,
             changes,
@@ -198,6 +245,7 @@ impl Window {
         {
             let Some(old) = kept.entries.pop_front() else { break };
             kept.bytes -= old.cost;
+            kept.before = Some(old.digest);
             let torn = kept.first_is_torn || !old.transitions.is_empty();
             kept.first_is_torn = old.engine_sequence.is_none() && torn;
             expired.push(old);
@@ -220,7 +268,30 @@ impl Window {
         }
         let first = kept.entries.front().map_or(kept.next_sequence, |entry| entry.sequence);
         let Some(skip) = (cursor.sequence + 1).checked_sub(first) else { return Err(Loss::Expired) };
-        Ok(kept.entries.range((skip as usize).min(kept.entries.len())..).take(max).cloned().collect())
+        let reported = self.reported(&kept);
+        Ok(kept.entries.range((skip as usize).min(reported)..reported).take(max).cloned().collect())
+    }
+
+    /// Digest of the state at a cursor from which the window goes on, where it is known.
+    pub fn digest_at(&self, cursor: Cursor) -> Option<StateDigest> {
+        let kept = self.kept.lock();
+        if cursor.epoch != kept.epoch {
+            return None;
+        }
+        let first = kept.entries.front().map_or(kept.next_sequence, |entry| entry.sequence);
+        match cursor.sequence.checked_sub(first) {
+            Some(at) => Some(kept.entries.get(usize::try_from(at).ok()?)?.digest),
+            None if cursor.sequence + 1 == first => kept.before,
+            None => None,
+        }
+    }
+
+    /// The state that the window begins behind has this digest.
+    pub(super) fn begin_behind(&self, digest: StateDigest) {
+        let mut kept = self.kept.lock();
+        if kept.entries.is_empty() {
+            kept.before = Some(digest);
+        }
     }
 
     /// The position before the first entry that is kept.
@@ -241,7 +312,9 @@ impl Window {
     pub fn transitions_from(&self, start: u64) -> Range {
         let kept = self.kept.lock();
         let first = kept.entries.front().map_or(kept.next_event_id, |entry| entry.first_event_id);
-        let newest = kept.next_event_id - 1;
+        let reported = self.reported(&kept);
+        let behind = kept.entries.get(reported).map_or(kept.next_event_id, |entry| entry.first_event_id);
+        let newest = behind - 1;
         let base = kept.epoch.base();
         if start < first || start < base.start() {
             return Range::Outside;
@@ -252,7 +325,7 @@ impl Window {
             return if start <= horizon.max(newest + 1) { Range::TooNew { newest } } else { Range::Outside };
         }
         let from = kept.entries.partition_point(|entry| entry.next_event_id() <= start);
-        Range::Entries { entries: kept.entries.range(from..).cloned().collect(), last: newest }
+        Range::Entries { entries: kept.entries.range(from..reported).cloned().collect(), last: newest }
     }
 
     /// The same by the numbers that batches were handed over with. What kvplane itself did stands before the
@@ -262,21 +335,24 @@ impl Window {
     /// at the most, so that anything above it is foreign.
     pub fn batches_from(&self, start: u64) -> Range {
         let kept = self.kept.lock();
-        let Some(last) = kept.entries.iter().rev().find_map(|entry| entry.engine_sequence) else {
+        let reported = self.reported(&kept);
+        let Some(last) = kept.entries.range(..reported).rev().find_map(|entry| entry.engine_sequence) else {
             return Range::Outside;
         };
         if start > last {
             return if start - last == 1 { Range::TooNew { newest: last } } else { Range::Outside };
         }
-        let number_from = |at: usize| kept.entries.range(at..).find_map(|entry| entry.engine_sequence);
+        let number_from =
+            |at: usize| kept.entries.range(at..reported).find_map(|entry| entry.engine_sequence);
         let first = kept.entries.front().map_or(kept.next_sequence, |entry| entry.sequence);
         // What has no number is sorted by the batch that it came with, the next one: a few steps at the most.
         let from = kept.entries.partition_point(|entry| {
-            number_from((entry.sequence - first) as usize).is_some_and(|number| number < start)
+            number_from(((entry.sequence - first) as usize).min(reported))
+                .is_some_and(|number| number < start)
         });
         if from == 0 && (kept.first_is_torn || number_from(0) != Some(start)) {
             return Range::Outside;
         }
-        Range::Entries { entries: kept.entries.range(from..).cloned().collect(), last }
+        Range::Entries { entries: kept.entries.range(from.min(reported)..reported).cloned().collect(), last }
     }
 }

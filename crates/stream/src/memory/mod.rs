@@ -2,9 +2,10 @@
 //!
 //! A recorder is a deterministic machine: the same [steps](step::Step) lead to the same entries, numbers, digests and
 //! trust. So what is kept of a stream is a [`Memory`] as of some moment ([`Memory::save`]) and the [`Record`]s of
-//! all steps since ([`Recorder::take_records`]). [`Memory::follow`] takes them again, and compares after every one of them
-//! where it led. [`Recorder::adopt`] goes on from a memory in the same epoch, as after a disconnect: the replay socket is
-//! asked for the last batch that was placed, *inclusive*, and its digest decides.
+//! all steps since ([`Recorder::take_records`]). [`Memory::follow`] takes them again, and compares after
+//! every one of them where it led. [`Recorder::adopt`] goes on from a memory in the same epoch, as after a
+//! disconnect: the replay socket is asked for the last batch that was placed, *inclusive*, and its digest
+//! decides.
 //!
 //! Every field of a recorder and its fate (those of each part are listed beside its definition, by
 //! [`persist!`](crate::persist::persist), and none can be left out of that list):
@@ -17,16 +18,16 @@
 //! | blocks that left the device (`Departed`), copies in doubt, reports, over-counts, capacity | remembered |
 //! | chunks, page hashes, windows, tiers whose past is unknown, ranks that were named | remembered |
 //! | evidence, and the contents that were stored; removals that a dump waits for | remembered |
-//! | fences of flushes, with the clears that are owed | remembered; whoever watched is gone: [`Recorder::end_lost_flushes`] |
+//! | fences of flushes, with the clears that are owed | remembered; their watchers are gone: [`Recorder::end_lost_flushes`] |
 //! | numbers of entries and transitions | remembered |
 //! | the window | made again from the records; what is older than the saved memory is not in it |
 //! | the last batch placed or given up with its digest, the digests of the last 1,024, the engine's start time, a hole that was asked for once, contradictions, a foreign or deaf replay socket, two publishers | remembered |
 //! | batches that wait for their turn, questions under way, frames that were late, doubts about the connection | void, as with every connection that ends |
 //! | counters of the order, logs that were passed over | begin again; nothing depends on them |
 //!
-//! Nothing that matters is forgotten, so trust is not lowered: `lower` afterwards is only what was `lower` before, or what the
-//! engine's ring cannot prove any more. What cannot be read, or leads elsewhere, is [`Damaged`]: the stream
-//! begins anew, as without a memory.
+//! Nothing that matters is forgotten, so trust is not lowered: `lower` afterwards is only what was `lower`
+//! before, or what the engine's ring cannot prove any more. What cannot be read, or leads elsewhere, is
+//! [`Damaged`]: the stream begins anew, as without a memory.
 
 mod step;
 
@@ -46,9 +47,9 @@ use crate::sequencer::{Order, Recent, Seen};
 pub use step::{Mark, Record};
 pub(crate) use step::{Step, perform};
 
-/// What a saved memory begins with: another format is another number. Raise it whenever what is saved of anything changes
-/// its meaning or its shape.
-const FORMAT: u32 = 1;
+/// What a saved memory begins with: another format is another number. Raise it whenever what is saved of
+/// anything changes its meaning or its shape.
+const FORMAT: u32 = 2;
 
 /// What a recorder of a publishing engine remembers.
 #[derive(Debug)]
@@ -158,8 +159,8 @@ impl Memory {
         self.interpreter.rank() == rank && rules(self.interpreter.options()) == rules(keep)
     }
 
-    /// Subscribers may have been sent entries that are not remembered: a recorder that goes on from here gives them other
-    /// numbers, in a new epoch, so that no cursor means two things.
+    /// Subscribers may have been sent entries that are not remembered: a recorder that goes on from here
+    /// gives them other numbers, in a new epoch, so that no cursor means two things.
     pub fn may_lack_entries(&mut self) {
         self.may_lack_entries = true;
     }

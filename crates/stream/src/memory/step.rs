@@ -120,7 +120,7 @@ persist_enum!(Step {
     Renumber = 28,
 });
 
-/// Where a step led: whoever takes it again must be there too.
+/// Where a step led: a replay of it must arrive at the same state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Mark {
     /// The last entry.
@@ -253,7 +253,10 @@ pub(crate) fn perform(
         Step::Batch { sequence, digest, payload } => {
             let (sequence, digest) = (*sequence, *digest);
             match decoder.decode_as(dialect, payload) {
-                Ok(batch) if batch.broken.is_none() => interpreter.apply(ledger, sequence, &batch, now),
+                Ok(batch) if batch.broken.is_none() => {
+                    ledger.expect_digest(digest);
+                    interpreter.apply(ledger, sequence, &batch, now);
+                }
                 _ => return Err(Damaged("a batch cannot be decoded")),
             }
             ledger.set_position(Position { sequence, digest });
@@ -296,7 +299,7 @@ pub(crate) fn perform(
             interpreter.prove_prefix(ledger, *mark, tokens, *cached);
         }
     }
-    // Nobody logs what is taken again, and nobody is told of states that are over.
+    // A replay logs nothing, and notifies nobody of past states.
     interpreter.take_passed_over();
     ledger.take_retired();
     Ok(())

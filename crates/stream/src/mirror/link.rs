@@ -25,7 +25,7 @@ pub(crate) struct Mirror {
     link: Link,
     reached_before: bool,
     /// Where the other plane says that it stands; `None` while nothing of its state is here.
-    told: Option<Continuity>,
+    reported: Option<Continuity>,
     /// The last life that a state was of.
     life: Option<Epoch>,
     silence: Silence,
@@ -38,7 +38,7 @@ impl Mirror {
             down_after,
             link: Link::Lost { since: now.mono, down: false },
             reached_before: false,
-            told: None,
+            reported: None,
             life: None,
             silence: Silence::default(),
             counters: Counters::default(),
@@ -46,9 +46,9 @@ impl Mirror {
     }
 
     pub(crate) fn continuity(&self) -> Continuity {
-        match (self.link, self.told) {
+        match (self.link, self.reported) {
             (Link::Lost { down: true, .. }, _) | (_, Some(Continuity::Down)) => Continuity::Down,
-            (Link::Up, Some(told)) => self.silence.limit(told),
+            (Link::Up, Some(reported)) => self.silence.limit(reported),
             (Link::Lost { .. }, _) if !self.reached_before => Continuity::Connecting,
             _ => Continuity::Recovering,
         }
@@ -56,12 +56,12 @@ impl Mirror {
 
     /// Where the other plane says that it stands.
     pub(crate) fn continuity_there(&self) -> Option<Continuity> {
-        self.told
+        self.reported
     }
 
     /// All that the other plane had when it was asked is here, and what follows is being received.
     pub(crate) fn is_current(&self) -> bool {
-        self.link == Link::Up && self.told.is_some()
+        self.link == Link::Up && self.reported.is_some()
     }
 
     pub(crate) fn counters(&self) -> Counters {
@@ -106,19 +106,19 @@ impl Mirror {
     }
 
     /// The other plane says where the stream stands.
-    pub(crate) fn told(&mut self, continuity: Continuity) {
-        self.told = Some(continuity);
+    pub(crate) fn reported(&mut self, continuity: Continuity) {
+        self.reported = Some(continuity);
     }
 
     /// Nothing of its state is here any more.
     pub(crate) fn void(&mut self, misfit: bool) {
-        self.told = None;
+        self.reported = None;
         self.counters.refused += u64::from(misfit);
     }
 
     /// A whole state came, of this life. True if it is another than that of the state before.
     pub(crate) fn loaded(&mut self, continuity: Continuity, life: Epoch) -> bool {
-        self.told = Some(continuity);
+        self.reported = Some(continuity);
         if life == Epoch::UNKNOWN {
             return false; // the other plane knows nothing either
         }
@@ -153,12 +153,12 @@ mod tests {
         let cursor = Cursor { epoch: Epoch::from_raw(1), sequence: 1 };
         let mut mirror = Mirror::new(Duration::from_secs(10), at(0));
         mirror.reached(cursor, cursor);
-        mirror.told(Continuity::Live);
+        mirror.reported(Continuity::Live);
         assert_eq!(mirror.continuity(), Continuity::Live);
         mirror.silent(at(2));
         assert_eq!(mirror.continuity(), Continuity::Recovering);
         // What was sent before the silence, and is read in it, proves nothing.
-        mirror.told(Continuity::Live);
+        mirror.reported(Continuity::Live);
         mirror.moved(cursor);
         assert_eq!(mirror.continuity(), Continuity::Recovering);
         mirror.tick(at(12));
@@ -166,11 +166,11 @@ mod tests {
         mirror.proven(at(13));
         assert_eq!((mirror.continuity(), mirror.counters().silences), (Continuity::Live, 1));
         // Nothing better than what the other plane says.
-        mirror.told(Continuity::Recovering);
+        mirror.reported(Continuity::Recovering);
         mirror.silent(at(20));
         mirror.proven(at(21));
         assert_eq!(mirror.continuity(), Continuity::Recovering);
-        mirror.told(Continuity::Live);
+        mirror.reported(Continuity::Live);
         mirror.silent(at(30));
         mirror.reached(cursor, cursor);
         assert_eq!(mirror.continuity(), Continuity::Live, "an answer is a proof");

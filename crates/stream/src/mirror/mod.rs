@@ -38,6 +38,8 @@ pub struct MirrorEntry {
     pub cursor: Cursor,
     /// The engine's own number of the batch.
     pub engine_sequence: Option<u64>,
+    /// Digest of that batch as the engine sent it, where the other plane knows it.
+    pub engine_digest: Option<u128>,
     /// The engine's wall clock, seconds.
     pub timestamp: f64,
     /// What happened, in order.
@@ -93,6 +95,8 @@ pub struct MirrorEnd {
     pub continuity: Continuity,
     /// The engine's own number at the cut.
     pub engine_sequence: Option<u64>,
+    /// Digest of that batch as the engine sent it, where the other plane knows it.
+    pub engine_digest: Option<u128>,
     /// From where on everything is known.
     pub known_from: Option<u64>,
     /// Digest of the state.
@@ -161,13 +165,9 @@ pub(crate) fn mirrored_chain(
     block_size: u32,
     attributes: &Arc<Attributes>,
 ) -> Option<Chain> {
-    Some(Chain {
-        block_size,
-        parent: block.parent?,
-        tokens: block.tokens.clone().unwrap_or_default(),
-        attributes: attributes.clone(),
-        extra_keys: block.extra_keys.clone(),
-        attached: block.content.is_some(),
-        content: block.content.unwrap_or(0),
-    })
+    let tokens = block.tokens().cloned().unwrap_or_default();
+    let keys = block.extra_keys().cloned();
+    let mut chain = Chain::new((block_size, block.parent()?), tokens, attributes.clone(), keys);
+    (chain.attached, chain.content) = (block.content().is_some(), block.content().unwrap_or(0));
+    Some(chain)
 }

@@ -9,6 +9,7 @@ use crate::change::{StoredBlock, Transition};
 use crate::ledger::{Groups, Snapshot};
 use crate::options::Semantics;
 use crate::state::{Image, Limits, Parent, State};
+use crate::tokens::Tokens;
 
 /// A cut of its own: no journal counts as far.
 const CUT: u32 = u32::MAX;
@@ -79,17 +80,17 @@ impl MirrorSnapshot {
         }
     }
 
-    fn add(&mut self, told: &MirrorBlocks) -> Result<(), Misfit> {
-        let place = match &told.place {
+    fn add(&mut self, part: &MirrorBlocks) -> Result<(), Misfit> {
+        let place = match &part.place {
             None => None,
             Some(place) => Some(self.state.places.mirrored_place(place).ok_or(Misfit::Budget)?),
         };
-        for block in &told.blocks {
+        for block in &part.blocks {
             let slot = self.state.slot_for(block.hash)?;
-            if let Some(wide) = &block.wide {
+            if let Some(wide) = block.wide() {
                 self.state.set_wide(block.hash, wide);
             }
-            if let Some(chain) = mirrored_chain(block, told.block_size, &told.attributes) {
+            if let Some(chain) = mirrored_chain(block, part.block_size, &part.attributes) {
                 check(block)?;
                 self.state.define_mirrored(slot, chain, &mut Vec::new())?;
             }
@@ -98,9 +99,9 @@ impl MirrorSnapshot {
                 None if block.copies > 0 => return Err(Misfit::Malformed("copies without a place")),
                 None => {}
             }
-            let proves = told.place.as_ref().is_some_and(|place| place.proves_ancestors());
-            let lacks_tokens = block.tokens.as_ref().is_none_or(|tokens| tokens.is_empty());
-            self.untranslatable |= proves && (block.parent.is_none() || lacks_tokens);
+            let proves = part.place.as_ref().is_some_and(|place| place.proves_ancestors());
+            let lacks_tokens = block.tokens().is_none_or(Tokens::is_empty);
+            self.untranslatable |= proves && (block.parent().is_none() || lacks_tokens);
         }
         Ok(())
     }
@@ -118,6 +119,7 @@ impl MirrorSnapshot {
         let snapshot = Snapshot {
             cursor: self.cursor,
             engine_sequence: end.engine_sequence,
+            engine_digest: end.engine_digest,
             position: None,
             known_from: end.known_from,
             age: end.age,
@@ -145,7 +147,7 @@ impl MirrorSnapshot {
 
 /// Whether what is said of a block can be.
 pub(crate) fn check(block: &StoredBlock) -> Result<(), Misfit> {
-    if block.parent == Some(Parent::Root) && block.content.is_none() {
+    if block.parent() == Some(Parent::Root) && block.content().is_none() {
         return Err(Misfit::Malformed("the first block of a prompt without its content"));
     }
     Ok(())

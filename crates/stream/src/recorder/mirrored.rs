@@ -79,7 +79,7 @@ impl Recorder {
     }
 
     /// The next entry came. After an error everything is void.
-    pub fn told(&mut self, now: Now, entry: MirrorEntry) -> Result<(), Misfit> {
+    pub fn mirrored(&mut self, now: Now, entry: MirrorEntry) -> Result<(), Misfit> {
         let continuity = entry.continuity;
         if let Err(misfit) = self.ledger.apply_mirrored(entry) {
             self.void(now, Some(misfit));
@@ -88,7 +88,7 @@ impl Recorder {
         let cursor = self.ledger.cursor();
         self.mirror(now, |mirror| {
             if let Some(continuity) = continuity {
-                mirror.told(continuity);
+                mirror.reported(continuity);
             }
             mirror.moved(cursor);
         });
@@ -97,7 +97,7 @@ impl Recorder {
 
     /// The other plane says where the stream stands, without an entry.
     pub fn mirror_continuity(&mut self, now: Now, continuity: Continuity) {
-        self.mirror(now, |mirror| mirror.told(continuity));
+        self.mirror(now, |mirror| mirror.reported(continuity));
     }
 
     fn mirror(&mut self, now: Now, input: impl FnOnce(&mut Mirror)) {

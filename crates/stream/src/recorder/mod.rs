@@ -338,6 +338,7 @@ impl Recorder {
         let broken = match self.decoder.decode_as(self.dialect, &batch.payload) {
             Ok(decoded) => {
                 if decoded.broken.is_none() {
+                    self.ledger.expect_digest(digest);
                     self.interpreter.apply(&mut self.ledger, sequence, &decoded, now);
                     self.ledger.set_position(Position { sequence, digest });
                 }

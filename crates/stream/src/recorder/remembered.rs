@@ -1,4 +1,4 @@
-//! Records of every step, for whoever keeps them, and going on from what was kept.
+//! Records of every step, for the store, and resuming from them.
 
 use std::time::Duration;
 
@@ -31,8 +31,9 @@ impl Records {
 }
 
 impl Recorder {
-    /// From now on every step is recorded for [`Self::take_records`], which must be called after every input. To be called
-    /// before the first input. False where the source is none that can be gone on from: only what an engine publishes is.
+    /// From now on every step is recorded for [`Self::take_records`], which must be called after every input.
+    /// To be called before the first input. False where the source is none that can be gone on from: only
+    /// what an engine publishes is.
     pub fn keep_records(&mut self, now: Now) -> bool {
         self.records = Records::of(&self.follower, Order::NEW, now);
         let (keep, rank) = (self.interpreter.options().clone(), self.interpreter.rank());
@@ -45,13 +46,18 @@ impl Recorder {
         self.records.as_mut().map(|records| std::mem::take(&mut records.taken)).unwrap_or_default()
     }
 
+    /// Whether somebody keeps them.
+    pub fn keeps_records(&self) -> bool {
+        self.records.is_some()
+    }
+
     /// Nobody keeps records any more.
     pub fn stop_records(&mut self) {
         self.records = None;
     }
 
-    /// A recorder that goes on from what another one remembered, in the same epoch: as after a disconnect, the engine has
-    /// to prove that it is the same. Records are kept from the beginning.
+    /// A recorder that goes on from what another one remembered, in the same epoch: as after a disconnect,
+    /// the engine has to prove that it is the same. Records are kept from the beginning.
     pub fn adopt(follow: Options, memory: Memory, now: Now) -> Self {
         let lacks_entries = memory.lacks_entries();
         let (interpreter, ledger, seen) = memory.into_parts();
@@ -70,8 +76,8 @@ impl Recorder {
         recorder
     }
 
-    /// Flushes were watched by somebody who is gone: they end as soon as the stream is `live`, and what the engine published
-    /// in between has been read. Unless it showed them, what they were to flush is dropped.
+    /// Flushes were watched by somebody who is gone: they end as soon as the stream is `live`, and what the
+    /// engine published in between has been read. Unless it showed them, what they were to flush is dropped.
     pub fn end_lost_flushes(&mut self) {
         self.lost_flushes = self.interpreter.open_flushes();
     }

@@ -1,7 +1,8 @@
 //! What of the order survives a restart of kvplane.
 //!
-//! A restart is a disconnect that the engine knows nothing of: whatever was heard over the connection and not placed is void
-//! in either case, and questions under way are. What is left is which batch was last, and what was concluded before it.
+//! A restart is a disconnect that the engine knows nothing of: whatever was heard over the connection and not
+//! placed is void in either case, and questions under way are. What is left is which batch was last, and what
+//! was concluded before it.
 
 use std::time::Duration;
 

@@ -158,19 +158,19 @@ impl EpochCause {
     /// In words, for logs.
     pub fn as_str(self) -> &'static str {
         match self {
-            Self::SequenceWentBack => "the live sequence went back",
+            Self::SequenceWentBack => "the sequence number went back",
             Self::DifferentBatch => "the replay ring holds another batch at our last sequence",
             Self::RingBelowCursor => "the replay ring ends below our last sequence",
             Self::RingCut => "the replay ring was cut above our last sequence",
-            Self::NothingToAsk => "no replay could prove that it is the same life",
-            Self::IdsBeganAgain => "the engine's event ids began again",
-            Self::StartUpClear => "the engine cleared its cache under a number that had passed",
-            Self::SnapshotSent => "the server sent its whole state anew",
-            Self::CursorRefused => "the server does not have what follows our last sequence",
+            Self::NothingToAsk => "no replay could prove that it is the same process",
+            Self::IdsBeganAgain => "the engine's event ids restarted",
+            Self::StartUpClear => "the engine cleared its cache with an old sequence number",
+            Self::SnapshotSent => "the server sent its whole state again",
+            Self::CursorRefused => "the server no longer has the events after our last sequence",
             Self::DataLoss => "the server lost continuity",
-            Self::Untellable => "the server cannot tell what the engine holds",
-            Self::Interleaved => "two publishers send under one topic",
-            Self::Upstream => "the plane that is followed says so",
+            Self::Untellable => "the server does not know what the engine holds",
+            Self::Interleaved => "two publishers use one topic",
+            Self::Upstream => "reported by the upstream kvplane",
             Self::Removed => "the stream was removed",
         }
     }

@@ -8,7 +8,8 @@ use smallvec::SmallVec;
 
 use super::memory::{allocation, slot_cost};
 use super::{Refusal, SlotId, State};
-use crate::persist::{persist, persist_enum};
+use crate::persist::{Damaged, Persist, Source, persist, persist_enum};
+use crate::tokens::Tokens;
 
 /// Block sizes at which one block may be known: more than any engine has groups of different sizes.
 const MAX_CHAINS: usize = 16;
@@ -91,44 +92,136 @@ impl Attributes {
 /// What a block is, at one block size.
 #[derive(Debug, Clone)]
 pub struct Chain {
-    /// Tokens per block.
-    pub block_size: u32,
-    /// What comes before.
-    pub parent: Parent,
+    /// Our hash of the content; known once attached, since a salt is inherited.
+    pub content: u64,
+    /// The block before, if it is not the first of a prompt; see [`Self::parent`].
+    before: u64,
     /// The block's tokens; none where only its content is known.
-    pub tokens: Arc<[u32]>,
+    pub tokens: Tokens,
     /// Adapter and salt.
     pub attributes: Arc<Attributes>,
     /// Extra keys, as sent.
     pub extra_keys: Option<ExtraKeys>,
+    /// Tokens per block.
+    pub block_size: u32,
+    begins_prompt: bool,
     /// Every block before this one is known, up to the start of the prompt.
     pub attached: bool,
-    /// Our hash of the content; known once attached, since a salt is inherited.
-    pub content: u64,
+    /// Its tokens were known and are not kept: [`Self::content`] stands for them.
+    pub(crate) dropped: bool,
 }
 
-persist!(Chain { block_size, parent, tokens, attributes, extra_keys, attached, content });
+/// What a chain is, in one byte where it is saved.
+const ATTACHED: u8 = 1;
+const DROPPED: u8 = 2;
+
+impl Persist for Chain {
+    fn save(&self, out: &mut Vec<u8>) {
+        let Self {
+            content,
+            before: _,
+            tokens,
+            attributes,
+            extra_keys,
+            block_size,
+            begins_prompt: _,
+            attached,
+            dropped,
+        } = self;
+        block_size.save(out);
+        self.parent().save(out);
+        tokens.save(out);
+        attributes.save(out);
+        extra_keys.save(out);
+        (u8::from(*attached) * ATTACHED + u8::from(*dropped) * DROPPED).save(out);
+        content.save(out);
+    }
+
+    fn load(from: &mut Source<'_>) -> Result<Self, Damaged> {
+        let (block_size, parent, tokens) = (u32::load(from)?, Parent::load(from)?, Tokens::load(from)?);
+        let mut chain = Self::new((block_size, parent), tokens, Persist::load(from)?, Persist::load(from)?);
+        let is: u8 = Persist::load(from)?;
+        (chain.attached, chain.dropped) = (is & ATTACHED != 0, is & DROPPED != 0);
+        if is > ATTACHED + DROPPED || (chain.dropped && !(chain.attached && chain.tokens.is_empty())) {
+            return Err(Damaged("a block's tokens are neither kept nor dropped"));
+        }
+        chain.content = Persist::load(from)?;
+        Ok(chain)
+    }
+}
 
 impl Chain {
+    /// What a block is, before it is known whether all that comes before it is.
+    pub(crate) fn new(
+        (block_size, parent): (u32, Parent),
+        tokens: impl Into<Tokens>,
+        attributes: Arc<Attributes>,
+        extra_keys: Option<ExtraKeys>,
+    ) -> Self {
+        let (begins_prompt, before) = match parent {
+            Parent::Root => (true, 0),
+            Parent::Block(hash) => (false, hash),
+        };
+        Self {
+            content: 0,
+            before,
+            tokens: tokens.into(),
+            attributes,
+            extra_keys,
+            block_size,
+            begins_prompt,
+            attached: false,
+            dropped: false,
+        }
+    }
+
+    /// What comes before.
+    pub fn parent(&self) -> Parent {
+        if self.begins_prompt { Parent::Root } else { Parent::Block(self.before) }
+    }
+
     /// Estimated bytes of its own allocations.
     pub(super) fn cost(&self) -> usize {
         let keys = self.extra_keys.as_deref().map_or(0, keys_cost);
-        allocation(16 + std::mem::size_of_val(&self.tokens[..])) + keys
+        allocation(self.tokens.heap_len()) + keys
+    }
+
+    /// Whether its tokens were never said.
+    pub(crate) fn lacks_tokens(&self) -> bool {
+        self.tokens.is_empty() && !self.dropped
     }
 
     /// Its tokens; `None` where only the content is known.
-    pub(crate) fn known_tokens(&self) -> Option<Arc<[u32]>> {
+    pub(crate) fn known_tokens(&self) -> Option<Tokens> {
         (!self.tokens.is_empty()).then(|| self.tokens.clone())
+    }
+
+    /// Whether these are its tokens, as far as that is known: by what they hash to where they are not kept.
+    pub(crate) fn has_tokens(&self, tokens: &[u32]) -> bool {
+        if !self.dropped {
+            return self.tokens == *tokens;
+        }
+        self.hash_of(tokens, &mut ContentHasher::default()) == self.content
+    }
+
+    /// Lets go of tokens that nobody may ask for. What they say is in the hash of the content by now.
+    pub(super) fn drop_tokens(&mut self) {
+        self.dropped |= !self.tokens.is_empty();
+        self.tokens = Tokens::default();
     }
 
     /// The hash of what its tokens, names and keys say.
     pub(super) fn hash_with(&self, hasher: &mut ContentHasher) -> u64 {
+        self.hash_of(&self.tokens.unpacked(), hasher)
+    }
+
+    fn hash_of(&self, tokens: &[u32], hasher: &mut ContentHasher) -> u64 {
         let names = self.attributes.names();
         match &self.extra_keys {
-            None => hasher.plain(&self.tokens, names.namespace()),
+            None => hasher.plain(tokens, names.namespace()),
             Some(keys) => {
                 let further = names.further_keys(keys.iter().map(OwnedExtraKey::as_block_key));
-                hasher.keyed(&self.tokens, further, names.namespace())
+                hasher.keyed(tokens, further, names.namespace())
             }
         }
     }
@@ -194,7 +287,7 @@ impl State {
         if self.slots[slot as usize].chains.len() >= MAX_CHAINS {
             return Err(Refusal::Budget);
         }
-        let parent = match chain.parent {
+        let parent = match chain.parent() {
             Parent::Root => None,
             Parent::Block(hash) => {
                 let parent = self.find(hash).filter(|&parent| self.attached_chain(parent).is_some());
@@ -219,42 +312,44 @@ impl State {
     pub(crate) fn define_mirrored(
         &mut self,
         slot: SlotId,
-        told: Chain,
+        mut new: Chain,
         attached: &mut Vec<Attached>,
     ) -> Result<(), Refusal> {
         let chains = &self.slots[slot as usize].chains;
-        let known = chains.iter().position(|chain| chain.block_size == told.block_size);
-        if let Some(at) = known.filter(|&at| chains[at].attached || !told.attached) {
-            if chains[at].tokens.is_empty() && !told.tokens.is_empty() {
-                self.fill(slot, told);
+        let known = chains.iter().position(|chain| chain.block_size == new.block_size);
+        if let Some(at) = known.filter(|&at| chains[at].attached || !new.attached) {
+            if chains[at].lacks_tokens() && !new.tokens.is_empty() {
+                self.fill(slot, new);
             }
             return Ok(());
         }
         if known.is_none() && chains.len() >= MAX_CHAINS {
             return Err(Refusal::Budget);
         }
-        let parent = match told.parent {
+        let parent = match new.parent() {
             Parent::Root => None,
-            Parent::Block(hash) if !told.attached => return self.wait_for(hash, slot, told),
+            Parent::Block(hash) if !new.attached => return self.wait_for(hash, slot, new),
             // An ancestor that is not known here has a place all the same, so that children are counted.
             Parent::Block(hash) => Some(self.slot_for(hash)?),
         };
         let was_attached = self.attached_chain(slot).is_some();
-        let content = told.content;
+        if !self.limits.keep_tokens && new.attached {
+            new.drop_tokens();
+        }
+        let content = new.content;
         let at = if let Some(at) = known {
             self.touch(slot);
-            let mut told = told;
-            self.attributes.keep(&mut told.attributes);
-            self.own += told.cost();
-            let old = std::mem::replace(&mut self.slots[slot as usize].chains[at], told);
+            self.attributes.keep(&mut new.attributes);
+            self.own += new.cost();
+            let old = std::mem::replace(&mut self.slots[slot as usize].chains[at], new);
             self.own -= old.cost();
             self.attributes.release(&old.attributes);
-            if let Parent::Block(parent) = old.parent {
+            if let Parent::Block(parent) = old.parent() {
                 self.waiting.remove(parent, slot, old.block_size);
             }
             at
         } else {
-            self.add_chain(slot, told)
+            self.add_chain(slot, new)
         };
         self.link(slot, at, parent);
         self.slots[slot as usize].chains[at].content = content;
@@ -317,6 +412,11 @@ impl State {
         self.link(slot, at, parent);
         let chain = &mut self.slots[slot as usize].chains[at];
         chain.content = chain.hash_with(&mut self.hasher);
+        if !self.limits.keep_tokens {
+            self.own -= chain.cost();
+            chain.drop_tokens();
+            self.own += chain.cost();
+        }
     }
 
     /// Marks a chain as attached to its parent, and lets it inherit.
@@ -347,7 +447,7 @@ impl State {
         let mut found = Vec::new();
         let mut at = slot;
         while found.len() < wanted {
-            let Some(Parent::Block(parent)) = self.chain(at, block_size).map(|chain| chain.parent) else {
+            let Some(Parent::Block(parent)) = self.chain(at, block_size).map(Chain::parent) else {
                 break;
             };
             let Some(parent) = self.find(parent) else { break };
@@ -399,7 +499,7 @@ impl State {
             }
             *budget -= 1;
             let Some(chain) = self.chain(id, block_size).filter(|chain| chain.attached) else { return };
-            next = match chain.parent {
+            next = match chain.parent() {
                 Parent::Block(parent) => Some(parent),
                 Parent::Root => None,
             };

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::{Chain, Place, SlotId, State};
+use super::{Chain, Place, SlotId, State, Wide};
 
 /// Where copies of a block lay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,7 +25,7 @@ pub struct BlockImage {
     /// The engine's hash.
     pub hash: u64,
     /// The whole digest, if it was sent as bytes.
-    pub wide: Option<Arc<[u8]>>,
+    pub wide: Option<Wide>,
     /// What the block is.
     pub chains: SmallVec<[Chain; 1]>,
     /// Where it lay; empty for a hole that others build on.
@@ -54,13 +54,30 @@ pub(super) struct Cut {
     limit: usize,
     saved: Vec<BlockImage>,
     places: Vec<Arc<Place>>,
+    /// Slots that have been taken care of before they were visited.
+    seen: Vec<u64>,
+}
+
+impl Cut {
+    /// A slot needs no picture any more, or must not get one: it is of a block that came later.
+    pub(super) fn note(&mut self, at: usize) {
+        if at < self.limit {
+            self.seen[at / 64] |= 1 << (at % 64);
+        }
+    }
+
+    fn has_seen(&self, at: usize) -> bool {
+        self.seen[at / 64] & 1 << (at % 64) != 0
+    }
 }
 
 impl State {
     /// Fixes the moment. `id` must not have been used before.
     pub fn begin_cut(&mut self, id: u32) {
         let places = self.places.iter().map(|(_, place)| place.clone()).collect();
-        self.cut = Some(Cut { id, next: 0, limit: self.slots.len(), saved: Vec::new(), places });
+        let limit = self.slots.len();
+        let seen = vec![0; limit.div_ceil(64)];
+        self.cut = Some(Cut { id, next: 0, limit, saved: Vec::new(), places, seen });
     }
 
     /// Visits up to `slots` more slots and appends what they looked like. The places, when complete.
@@ -73,7 +90,7 @@ impl State {
         let Some(mut cut) = self.cut.take_if(|cut| cut.id == id) else { return Err(CutAborted) };
         let end = (cut.next + slots).min(cut.limit);
         for at in cut.next..end {
-            if self.slots[at].stamp != cut.id
+            if !cut.has_seen(at)
                 && let Some(block) = self.picture(at as SlotId)
             {
                 blocks.push(block);
@@ -99,20 +116,19 @@ impl State {
     pub(super) fn touch(&mut self, slot: SlotId) {
         let Some(cut) = &self.cut else { return };
         let at = slot as usize;
-        if at < cut.next || at >= cut.limit || self.slots[at].stamp == cut.id {
+        if at < cut.next || at >= cut.limit || cut.has_seen(at) {
             return;
         }
-        let id = cut.id;
         let block = self.picture(slot);
-        self.slots[at].stamp = id;
-        if let (Some(cut), Some(block)) = (&mut self.cut, block) {
-            cut.saved.push(block);
+        if let Some(cut) = &mut self.cut {
+            cut.note(at);
+            cut.saved.extend(block);
         }
     }
 
     fn picture(&self, slot: SlotId) -> Option<BlockImage> {
         let slot = &self.slots[slot as usize];
-        if !slot.in_use {
+        if !slot.in_use() {
             return None;
         }
         let holdings: SmallVec<[HoldingImage; 1]> = slot
@@ -127,7 +143,7 @@ impl State {
         Some(BlockImage {
             hash: slot.hash,
             wide: self.wide.get(&slot.hash).cloned(),
-            chains: slot.chains.clone(),
+            chains: slot.chains.iter().cloned().collect(),
             holdings,
         })
     }

@@ -13,10 +13,10 @@ impl State {
         };
         let known = &chains[at];
         (said.attached, said.content) = (known.attached, known.content);
-        if known.parent != said.parent {
+        if known.parent() != said.parent() {
             return false;
         }
-        if let Parent::Block(parent) = said.parent
+        if let Parent::Block(parent) = said.parent()
             && let Some(parent) = self.find(parent).and_then(|parent| self.attached_chain(parent))
         {
             inherit_salt(&mut said.attributes, &parent.attributes.clone());
@@ -26,6 +26,9 @@ impl State {
         }
         self.touch(slot);
         self.attributes.keep(&mut said.attributes);
+        if !self.limits.keep_tokens {
+            said.drop_tokens();
+        }
         self.own += said.cost();
         let old = std::mem::replace(&mut self.slots[slot as usize].chains[at], said);
         self.own -= old.cost();

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::chain::{Attributes, Chain};
-use super::slot::{Holding, Slot};
-use super::{SlotId, State};
+use super::slot::Slot;
+use super::{SlotId, State, Wide};
 use crate::seeded::{Seeded, SeededMap};
 
 /// Bytes that an allocation of a size takes.
@@ -80,19 +80,7 @@ fn hash_of(value: impl Hash) -> u64 {
 
 /// Bytes of a slot's own allocations.
 pub(super) fn slot_cost(slot: &Slot) -> usize {
-    let chains = if slot.chains.spilled() {
-        allocation(slot.chains.capacity() * std::mem::size_of::<Chain>())
-    } else {
-        0
-    };
-    chains + holdings_cost(slot) + slot.chains.iter().map(Chain::cost).sum::<usize>()
-}
-
-pub(super) fn holdings_cost(slot: &Slot) -> usize {
-    if !slot.holdings.spilled() {
-        return 0;
-    }
-    allocation(slot.holdings.capacity() * std::mem::size_of::<Holding>())
+    slot.chains.cost() + slot.holdings.cost() + slot.chains.iter().map(Chain::cost).sum::<usize>()
 }
 
 impl State {
@@ -104,8 +92,8 @@ impl State {
     /// What is not counted as it comes and goes, but by what is allocated for it.
     fn shared_bytes(&self) -> usize {
         self.slots.len() * std::mem::size_of::<Slot>()
-            + table::<u64, SlotId>(self.index.capacity())
-            + table::<u64, Arc<[u8]>>(self.wide.capacity())
+            + table::<SlotId, ()>(self.index.capacity())
+            + table::<u64, Wide>(self.wide.capacity())
             + (self.free.capacity() + self.elsewhere.capacity()) * std::mem::size_of::<SlotId>()
             + self.waiting.bytes()
             + self.attributes.bytes()
@@ -121,7 +109,7 @@ impl State {
     /// meanwhile.
     pub(super) fn is_full(&self) -> bool {
         let grows = self.index.len() == self.index.capacity() && self.index.len() > 1024;
-        let growth = if grows { table::<u64, SlotId>(2 * self.index.capacity()) } else { 0 };
+        let growth = if grows { table::<SlotId, ()>(2 * self.index.capacity()) } else { 0 };
         self.bytes() + growth >= self.limits.max_bytes
     }
 
@@ -150,10 +138,10 @@ impl State {
         }
         let (mut hole, mut end) = (0, self.slots.len());
         loop {
-            while hole < end && self.slots[hole].in_use {
+            while hole < end && self.slots[hole].in_use() {
                 hole += 1;
             }
-            while hole < end && !self.slots[end - 1].in_use {
+            while hole < end && !self.slots[end - 1].in_use() {
                 end -= 1;
             }
             if hole >= end {
@@ -164,7 +152,7 @@ impl State {
         }
         self.slots.truncate(end);
         self.free = Vec::new();
-        self.index.shrink_to(2 * end);
+        self.index.shrink_to(2 * end, &self.slots);
         self.sweep_at = 0;
         let slots = self.slots.iter().enumerate();
         let elsewhere = slots.filter(|(_, slot)| self.is_held_elsewhere(slot)).map(|(at, _)| at as SlotId);
@@ -173,11 +161,9 @@ impl State {
 
     fn renumber(&mut self, old: SlotId, new: SlotId) {
         let slot = &self.slots[new as usize];
-        if let Some(id) = self.index.get_mut(&slot.hash) {
-            *id = new;
-        }
+        self.index.renumber(slot.hash, old, new);
         for chain in slot.chains.iter().filter(|chain| !chain.attached) {
-            if let super::Parent::Block(parent) = chain.parent {
+            if let super::Parent::Block(parent) = chain.parent() {
                 self.waiting.renumber(parent, chain.block_size, old, new);
             }
         }

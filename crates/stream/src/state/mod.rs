@@ -12,18 +12,22 @@
 
 mod chain;
 mod cut;
+mod few;
 mod fill;
 mod memory;
 mod place;
 mod revive;
 mod slot;
+mod table;
 mod waiting;
+mod wide;
 
 pub(crate) use chain::{Attached, VisibleSize, keys_cost, own_keys};
 pub use chain::{Attributes, Chain, ExtraKeys, Parent};
 pub use cut::{BlockImage, CutAborted, HoldingImage, Image};
 pub(crate) use place::{MainGroup, PlaceName};
 pub use place::{Place, PlaceId};
+pub use wide::Wide;
 
 use crate::persist::persist;
 use std::collections::hash_map::Entry;
@@ -34,9 +38,10 @@ use smallvec::SmallVec;
 
 use crate::seeded::SeededMap;
 use cut::Cut;
-use memory::{Shared, allocation, holdings_cost, slot_cost};
+use memory::{Shared, allocation, slot_cost};
 use place::Places;
 use slot::{Holding, Slot, Slots};
+use table::Table;
 use waiting::Waiting;
 
 /// A slot's number.
@@ -49,13 +54,16 @@ pub struct Limits {
     pub max_bytes: usize,
     /// Blocks that may wait for an unknown parent, and as many again of which nothing but the hash is known.
     pub max_waiting: usize,
+    /// Tokens of blocks are kept once their content is known. Without them a block is compared by its content,
+    /// and nobody can be sent its tokens.
+    pub keep_tokens: bool,
 }
 
-persist!(Limits { max_bytes, max_waiting });
+persist!(Limits { max_bytes, max_waiting, keep_tokens });
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { max_bytes: 512 << 20, max_waiting: 65_536 }
+        Self { max_bytes: 512 << 20, max_waiting: 65_536, keep_tokens: true }
     }
 }
 
@@ -84,7 +92,7 @@ persist!(Changed { wanted, blocks, everything });
 #[derive(Debug)]
 pub struct State {
     limits: Limits,
-    index: SeededMap<u64, SlotId>,
+    index: Table,
     slots: Slots,
     free: Vec<SlotId>,
     pub(crate) places: Places,
@@ -93,7 +101,7 @@ pub struct State {
     /// are.
     elsewhere: Vec<SlotId>,
     /// Digests that were sent as bytes, by their 64 bits; empty for streams with integer hashes.
-    wide: SeededMap<u64, Arc<[u8]>>,
+    wide: SeededMap<u64, Wide>,
     attributes: Shared,
     /// Estimated bytes of the slots' own allocations, and of whole digests.
     own: usize,
@@ -115,7 +123,7 @@ pub struct State {
 persist!(State {
     slots, free, places, waiting, elsewhere, wide, beside, may_have_cycles, made, hole_version, sweep_at, changed;
     limits: Limits::default(),
-    index: SeededMap::default(),
+    index: Table::default(),
     attributes: Shared::default(),
     own: 0,
     cut: None,
@@ -127,7 +135,7 @@ impl State {
     pub fn new(limits: Limits) -> Self {
         Self {
             limits,
-            index: SeededMap::default(),
+            index: Table::default(),
             slots: Slots::default(),
             free: Vec::new(),
             places: Places::default(),
@@ -202,7 +210,7 @@ impl State {
 
     /// Every residency, for tests and comparisons: (place, hash, copies).
     pub fn residencies(&self) -> impl Iterator<Item = (&Arc<Place>, u64, u32)> {
-        self.slots.iter().filter(|slot| slot.in_use).flat_map(|slot| {
+        self.slots.iter().filter(|slot| slot.in_use()).flat_map(|slot| {
             slot.holdings
                 .iter()
                 .filter(|holding| self.places.is_current(holding))
@@ -260,21 +268,21 @@ impl State {
     }
 
     /// The full digest of a hash that was sent as bytes.
-    pub fn wide(&self, hash: u64) -> Option<&Arc<[u8]>> {
+    pub fn wide(&self, hash: u64) -> Option<&Wide> {
         self.wide.get(&hash)
     }
 
     pub(crate) fn set_wide(&mut self, hash: u64, digest: &[u8]) {
         if let Entry::Vacant(vacant) = self.wide.entry(hash) {
             self.own += allocation(16 + digest.len());
-            vacant.insert(Arc::from(digest));
+            vacant.insert(Wide::from(digest));
         }
     }
 
     /// Every entry of the dictionary whose prompt is known up to its start, parents before their children.
     /// The order depends on the hashes alone, so that equal blocks give an equal digest.
     pub(crate) fn slots_parents_first(&self) -> Vec<SlotId> {
-        let mut slots: Vec<SlotId> = self.index.values().copied().collect();
+        let mut slots: Vec<SlotId> = self.index.ids().collect();
         slots.sort_unstable_by_key(|&slot| self.hash_of(slot));
         let mut order = Vec::with_capacity(slots.len());
         let mut seen = vec![false; self.slots.len()];
@@ -285,7 +293,7 @@ impl State {
                 let Some(chain) = self.attached_chain(slot) else { break };
                 seen[slot as usize] = true;
                 order.push(slot);
-                next = match chain.parent {
+                next = match chain.parent() {
                     Parent::Root => None,
                     Parent::Block(parent) => self.find(parent),
                 };
@@ -297,7 +305,7 @@ impl State {
 
     /// All hashes of the dictionary.
     pub(crate) fn hashes(&self) -> Vec<u64> {
-        self.index.keys().copied().collect()
+        self.index.ids().map(|id| self.hash_of(id)).collect()
     }
 
     pub(crate) fn hash_of(&self, slot: SlotId) -> u64 {
@@ -306,7 +314,7 @@ impl State {
 
     pub(crate) fn is_hash(&self, slot: SlotId, hash: u64) -> bool {
         let slot = &self.slots[slot as usize];
-        slot.in_use && slot.hash == hash
+        slot.in_use() && slot.hash == hash
     }
 
     /// Whether only places that `these` accepts hold anything.
@@ -337,7 +345,7 @@ impl State {
             if any_device { (0..self.slots.len() as SlotId).collect() } else { self.slots_elsewhere() };
         for id in slots {
             let slot = &self.slots[id as usize];
-            if !slot.in_use || self.visible_chain(id, size).is_none() {
+            if !slot.in_use() || self.visible_chain(id, size).is_none() {
                 continue;
             }
             for tier in Tier::ALL {
@@ -355,7 +363,7 @@ impl State {
     }
 
     pub(crate) fn find(&self, hash: u64) -> Option<SlotId> {
-        self.index.get(&hash).copied()
+        self.index.find(hash, &self.slots)
     }
 
     // --- holdings ----------------------------------------------------------------------------------------
@@ -410,12 +418,12 @@ impl State {
         self.note_changed(id);
         let places = &mut self.places;
         let slot = &mut self.slots[id as usize];
+        let cost = slot.holdings.cost();
         slot.holdings.retain(|h| places.is_current(h));
         let before = slot.holdings.iter().position(|h| h.place == place);
-        let cost = holdings_cost(slot);
         let old = before.map_or(0, |at| slot.holdings[at].copies);
         match (before, copies) {
-            (Some(at), 0) => drop(slot.holdings.swap_remove(at)),
+            (Some(at), 0) => slot.holdings.swap_remove(at),
             (Some(at), _) => slot.holdings[at].copies = copies,
             (None, 0) => {}
             (None, _) => {
@@ -423,7 +431,7 @@ impl State {
                 slot.holdings.push(Holding { place, copies, covers: 0, generation });
             }
         }
-        self.own = self.own - cost + holdings_cost(slot);
+        self.own = self.own - cost + slot.holdings.cost();
         places.count(place, slot.hash, old, copies, slot.chains.is_empty());
         let comes_elsewhere = old == 0 && copies > 0 && !places.get(place).is_own_device();
         if copies == 0 && old > 0 && slot.children > 0 {
@@ -441,7 +449,7 @@ impl State {
         open.push(id);
         while let Some(id) = open.pop() {
             let slot = &self.slots[id as usize];
-            if slot.in_use && slot.children == 0 && !self.is_held(slot) {
+            if slot.in_use() && slot.children == 0 && !self.is_held(slot) {
                 self.free_slot(id, &mut open);
             }
         }
@@ -497,12 +505,10 @@ impl State {
                 return Err(Refusal::Budget);
             }
         }
-        let vacant = match self.index.entry(hash) {
-            Entry::Occupied(known) => return Ok(*known.get()),
-            Entry::Vacant(vacant) => vacant,
-        };
-        let stamp = self.cut.as_ref().map_or(0, |cut| cut.id);
-        let slot = Slot::new(hash, stamp);
+        if let Some(known) = self.find(hash) {
+            return Ok(known);
+        }
+        let slot = Slot::new(hash);
         let id = if let Some(id) = self.free.pop() {
             self.slots[id as usize] = slot;
             id
@@ -510,7 +516,10 @@ impl State {
             self.slots.push(slot);
             (self.slots.len() - 1) as SlotId
         };
-        vacant.insert(id);
+        if let Some(cut) = &mut self.cut {
+            cut.note(id as usize);
+        }
+        self.index.insert(id, &self.slots);
         self.made += 1;
         Ok(id)
     }
@@ -524,9 +533,8 @@ impl State {
     /// Frees a slot. Appends the slots of its parents, which may have to go too.
     fn free_slot(&mut self, id: SlotId, parents: &mut SmallVec<[SlotId; 4]>) {
         self.touch(id);
-        let stamp = self.slots[id as usize].stamp;
-        let slot = std::mem::replace(&mut self.slots[id as usize], Slot::vacant(stamp));
-        self.index.remove(&slot.hash);
+        let slot = std::mem::replace(&mut self.slots[id as usize], Slot::vacant());
+        self.index.remove(slot.hash, id);
         if !self.wide.is_empty()
             && let Some(digest) = self.wide.remove(&slot.hash)
         {
@@ -536,7 +544,7 @@ impl State {
         self.free.push(id);
         for chain in &slot.chains {
             self.attributes.release(&chain.attributes);
-            let Parent::Block(parent) = chain.parent else { continue };
+            let Parent::Block(parent) = chain.parent() else { continue };
             if !chain.attached {
                 self.waiting.remove(parent, id, chain.block_size);
             } else if let Some(parent) = self.find(parent) {
@@ -555,7 +563,7 @@ impl State {
         for _ in 0..STEP.min(self.slots.len()) {
             self.sweep_at = (self.sweep_at + 1) % self.slots.len();
             let slot = &self.slots[self.sweep_at];
-            if slot.in_use && slot.children == 0 && !self.is_held(slot) {
+            if slot.in_use() && slot.children == 0 && !self.is_held(slot) {
                 self.release(self.sweep_at as SlotId);
             }
         }
@@ -567,20 +575,21 @@ impl State {
         self.may_have_cycles = false;
         self.made = 0;
         let mut needed = vec![false; self.slots.len()];
-        let held = (0..self.slots.len()).filter(|&at| self.slots[at].in_use && self.is_held(&self.slots[at]));
+        let held =
+            (0..self.slots.len()).filter(|&at| self.slots[at].in_use() && self.is_held(&self.slots[at]));
         let mut open: Vec<SlotId> = held.map(|at| at as SlotId).collect();
         while let Some(id) = open.pop() {
             if std::mem::replace(&mut needed[id as usize], true) {
                 continue;
             }
             for chain in &self.slots[id as usize].chains {
-                if let Parent::Block(parent) = chain.parent {
+                if let Parent::Block(parent) = chain.parent() {
                     open.extend(self.find(parent));
                 }
             }
         }
         for at in (0..needed.len()).filter(|&at| !needed[at]) {
-            if self.slots[at].in_use {
+            if self.slots[at].in_use() {
                 self.free_slot(at as SlotId, &mut SmallVec::new());
             }
         }

@@ -309,11 +309,11 @@ impl Places {
     }
 
     /// The place that another plane names, as it describes it.
-    pub(crate) fn mirrored_place(&mut self, told: &Arc<Place>) -> Option<PlaceId> {
-        let Some(id) = self.find(told.name()) else { return self.make(told.clone()) };
-        let told = self.fitted(told.clone());
-        if *self.get(id) != told {
-            self.replace(id, told);
+    pub(crate) fn mirrored_place(&mut self, mirrored: &Arc<Place>) -> Option<PlaceId> {
+        let Some(id) = self.find(mirrored.name()) else { return self.make(mirrored.clone()) };
+        let mirrored = self.fitted(mirrored.clone());
+        if *self.get(id) != mirrored {
+            self.replace(id, mirrored);
         }
         Some(id)
     }

@@ -20,14 +20,17 @@ impl State {
         let plain = Arc::new(Attributes::default());
         let (mut used, mut own) = (0, 0);
         let mut digests = vec![(StateDigest::default(), 0_u64); self.places.len()];
-        self.index.reserve(slots - self.free.len().min(slots));
+        self.index.reserve(slots - self.free.len().min(slots), &self.slots);
         for at in 0..slots {
             let slot = &mut self.slots[at];
-            if !slot.in_use {
+            if !slot.in_use() {
                 continue;
             }
             used += 1;
             for chain in &mut slot.chains {
+                if chain.attached && !limits.keep_tokens {
+                    chain.drop_tokens();
+                }
                 if *chain.attributes == *plain {
                     chain.attributes = plain.clone();
                 } else {
@@ -35,9 +38,6 @@ impl State {
                 }
             }
             own += slot_cost(slot);
-            if self.index.insert(slot.hash, at as SlotId).is_some() {
-                return Err(Damaged("two blocks have one hash"));
-            }
             for holding in &slot.holdings {
                 let place = self.places.numbered(holding.place);
                 let (number, seed) = place.ok_or(Damaged("a block is in no place"))?;
@@ -46,10 +46,15 @@ impl State {
                     digests[number].1 += u64::from(holding.copies);
                 }
             }
+            let hash = slot.hash;
+            if self.index.find(hash, &self.slots).is_some() {
+                return Err(Damaged("two blocks have one hash"));
+            }
+            self.index.insert(at as SlotId, &self.slots);
         }
         own += self.wide.values().map(|digest| allocation(16 + digest.len())).sum::<usize>();
         self.own = own;
-        let is_free = |&at: &SlotId| self.slots.get(at as usize).is_some_and(|slot| !slot.in_use);
+        let is_free = |&at: &SlotId| self.slots.get(at as usize).is_some_and(|slot| !slot.in_use());
         let ids = self.waiting.slots().chain(self.elsewhere.iter().copied());
         if !self.places.agree(&digests) {
             return Err(Damaged("what places hold is not what blocks say"));

@@ -2,9 +2,8 @@
 
 use std::ops::{Index, IndexMut};
 
-use smallvec::SmallVec;
-
 use super::chain::Chain;
+use super::few::Few;
 use super::place::PlaceId;
 use crate::persist::{Damaged, Persist, Source, persist};
 
@@ -25,34 +24,61 @@ persist!(Holding { place, copies, covers, generation });
 #[derive(Debug)]
 pub(super) struct Slot {
     pub(super) hash: u64,
-    pub(super) in_use: bool,
-    /// Attached chains elsewhere that name this block as their parent.
+    /// Attached chains elsewhere that name this block as their parent; [`VACANT`] where there is no block.
     pub(super) children: u32,
-    /// The cut in which this slot has been taken care of.
-    pub(super) stamp: u32,
     /// The state's hole version at which the whole chain above was known to be held.
     pub(super) intact: u32,
-    pub(super) chains: SmallVec<[Chain; 1]>,
-    pub(super) holdings: SmallVec<[Holding; 1]>,
+    pub(super) chains: Few<Chain>,
+    pub(super) holdings: Few<Holding>,
 }
 
-persist!(Slot { hash, in_use, children, intact, chains, holdings; stamp: 0 });
+/// More children than there can be slots.
+const VACANT: u32 = u32::MAX;
+
+/// What every block of every engine takes: it grows by decision alone.
+const _: () = assert!(size_of::<Slot>() == 80);
 
 impl Slot {
-    pub(super) fn new(hash: u64, stamp: u32) -> Self {
-        Self {
-            hash,
-            in_use: true,
-            children: 0,
-            stamp,
-            intact: 0,
-            chains: SmallVec::new(),
-            holdings: SmallVec::new(),
-        }
+    pub(super) fn new(hash: u64) -> Self {
+        Self { hash, children: 0, intact: 0, chains: Few::None, holdings: Few::None }
     }
 
-    pub(super) fn vacant(stamp: u32) -> Self {
-        Self { in_use: false, ..Self::new(0, stamp) }
+    pub(super) fn vacant() -> Self {
+        Self { children: VACANT, ..Self::new(0) }
+    }
+
+    pub(super) fn in_use(&self) -> bool {
+        self.children != VACANT
+    }
+}
+
+impl Persist for Slot {
+    fn save(&self, out: &mut Vec<u8>) {
+        let Self { hash, children, intact, chains, holdings } = self;
+        hash.save(out);
+        self.in_use().save(out);
+        if self.in_use() {
+            children.save(out);
+        } else {
+            0_u32.save(out);
+        }
+        intact.save(out);
+        chains.save(out);
+        holdings.save(out);
+    }
+
+    fn load(from: &mut Source<'_>) -> Result<Self, Damaged> {
+        let (hash, in_use, children) = (u64::load(from)?, bool::load(from)?, u32::load(from)?);
+        if children == VACANT {
+            return Err(Damaged("too many blocks build on one"));
+        }
+        Ok(Self {
+            hash,
+            children: if in_use { children } else { VACANT },
+            intact: Persist::load(from)?,
+            chains: Persist::load(from)?,
+            holdings: Persist::load(from)?,
+        })
     }
 }
 
@@ -92,7 +118,7 @@ impl Slots {
 
     pub(super) fn swap(&mut self, a: usize, b: usize) {
         if a != b {
-            let slot = std::mem::replace(&mut self[a], Slot::vacant(0));
+            let slot = std::mem::replace(&mut self[a], Slot::vacant());
             let slot = std::mem::replace(&mut self[b], slot);
             self[a] = slot;
         }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use kvplane_core::{Cursor, EngineKind};
 use kvplane_stream::{
     Chain, Change, Entry, JournalOptions, Ledger, Loss, MirrorBlocks, MirrorChunk, MirrorEnd, MirrorEntry,
-    MirrorSnapshot, Misfit, Now, Recorder, Semantics, Snapshot, StoredBlock,
+    MirrorSnapshot, Misfit, Now, Recorder, Semantics, Snapshot, StoredBlock, StoredParts,
 };
 
 const NOW: Now = Now { mono: Duration::ZERO, unix_ms: 1_700_000_000_000 };
@@ -54,7 +54,7 @@ impl Copy {
 
     fn entries(&mut self, entries: &[Arc<Entry>]) {
         for entry in entries {
-            if let Err(misfit) = self.mirror.told(NOW, mirror_entry(entry)) {
+            if let Err(misfit) = self.mirror.mirrored(NOW, mirror_entry(entry)) {
                 assert!(self.forgot && misfit == Misfit::EventIds, "{misfit}");
                 return;
             }
@@ -96,6 +96,7 @@ pub fn mirror_entry(entry: &Entry) -> MirrorEntry {
         age: entry.age,
         cursor: Cursor { epoch: entry.epoch, sequence: entry.sequence },
         engine_sequence: entry.engine_sequence,
+        engine_digest: entry.engine_digest,
         timestamp: entry.timestamp,
         changes: entry.changes.iter().map(without_elsewhere).collect(),
         trust: entry.trust.clone(),
@@ -126,6 +127,7 @@ pub fn mirror_chunks(snapshot: &Snapshot) -> Vec<MirrorChunk> {
         trust: snapshot.trust.clone(),
         continuity: snapshot.continuity,
         engine_sequence: snapshot.engine_sequence,
+        engine_digest: snapshot.engine_digest,
         known_from: snapshot.known_from,
         digest: snapshot.digest,
         last_event_id: snapshot.last_event_id,
@@ -146,16 +148,16 @@ fn mirror_block(snapshot: &Snapshot, at: u32) -> Vec<MirrorBlocks> {
         place: place.map(|place| snapshot.image.places[usize::from(place)].clone()),
         block_size: chain.map_or(0, |chain| chain.block_size),
         attributes: chain.map_or_else(Arc::default, |chain| chain.attributes.clone()),
-        blocks: vec![StoredBlock {
+        blocks: vec![StoredBlock::from(StoredParts {
             hash: image.hash,
             wide: image.wide.clone(),
             copies,
-            parent: chain.map(|chain| chain.parent),
+            parent: chain.map(Chain::parent),
             tokens: chain.map(|chain| chain.tokens.clone()),
             first_position: None,
             content: chain.filter(|chain| chain.attached).map(|chain| chain.content),
             extra_keys: chain.and_then(|chain| chain.extra_keys.clone()),
-        }],
+        })],
     };
     let others = others.into_iter().map(|other| one(Some(other), (None, 0)));
     others.chain(holdings.chain(hole).map(|held| one(chain, held))).collect()

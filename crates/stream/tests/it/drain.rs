@@ -15,7 +15,7 @@ use proptest::prelude::*;
 /// What may happen between two polls, or instead of one.
 #[derive(Debug, Clone)]
 enum Step {
-    /// The engine has so many events to tell.
+    /// The engine has this many events to publish.
     Emit(usize),
     /// We drain.
     Drain,
@@ -25,7 +25,7 @@ enum Step {
     Steal,
     /// Nothing can be reached for a moment; the engine is the same.
     Outage,
-    /// The engine dies and comes back, and has so many events to tell before we reach it.
+    /// The engine dies and comes back, and has this many events to publish before we reach it.
     Restart(usize),
     Tick,
 }
@@ -68,7 +68,7 @@ impl Engine {
     }
 }
 
-/// What a consumer knows since it was last told to forget.
+/// What a consumer knows since its last clear.
 #[derive(Debug, Default)]
 struct Known {
     /// Life, first and last event.

@@ -1,4 +1,4 @@
-//! Two kinds of consumers: a replica that sets what it is told, and a reader of transitions that counts
+//! Two kinds of consumers: a replica that sets what it receives, and a reader of transitions that counts
 //! nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -60,7 +60,7 @@ impl Replica {
             for at in snapshot.parents_first() {
                 let block = &snapshot.image.blocks[at as usize];
                 if let Some(chain) = block.attached_chain()
-                    && let kvplane_stream::Parent::Block(parent) = chain.parent
+                    && let kvplane_stream::Parent::Block(parent) = chain.parent()
                 {
                     assert!(seen.contains(&parent), "parents come first");
                 }

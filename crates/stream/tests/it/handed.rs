@@ -1,4 +1,4 @@
-//! Batches that the engine's own process hands over: numbers, gaps, and what is told of them.
+//! Batches that the engine's own process hands over: numbers, gaps, and what subscribers get of them.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -47,16 +47,16 @@ fn ask(recorder: &Recorder, start: u64) -> Option<Answer> {
     recovery.from_window(WORKER, Numbering::Batches, &recorder.ledger().window())
 }
 
-/// The numbers of what is told from `start` on, with `c` for a clear, and the number of blocks of anything
+/// The numbers of the entries from `start` on, with `c` for a clear, and the number of blocks of anything
 /// else.
-fn told(recorder: &Recorder, start: u64) -> Vec<(u64, String)> {
+fn reported(recorder: &Recorder, start: u64) -> Vec<(u64, String)> {
     let Some(Answer::Events { events, .. }) = ask(recorder, start) else { panic!("not in the window") };
-    let told = |data: &KvCacheEventData| match data {
+    let reported = |data: &KvCacheEventData| match data {
         KvCacheEventData::Stored(stored) => format!("+{}", stored.blocks.len()),
         KvCacheEventData::Removed(removed) => format!("-{}", removed.block_hashes.len()),
         KvCacheEventData::Cleared => "c".to_owned(),
     };
-    events.iter().map(|event| (event.event.event_id, told(&event.event.data))).collect()
+    events.iter().map(|event| (event.event.event_id, reported(&event.event.data))).collect()
 }
 
 fn pairs(expected: &[(u64, &str)]) -> Vec<(u64, String)> {
@@ -64,13 +64,13 @@ fn pairs(expected: &[(u64, &str)]) -> Vec<(u64, String)> {
 }
 
 #[test]
-fn every_number_is_told_and_numbers_follow_one_another() {
+fn every_number_is_reported_and_numbers_follow_one_another() {
     let mut recorder = recorder();
     assert_eq!(recorder.hand_events(NOW, Some(5), &[store(1)]), Ok(5));
     assert_eq!(recorder.hand_events(NOW, None, &[store(1)]), Ok(6));
     assert_eq!(recorder.hand_events(NOW, Some(7), &[remove(1), store(2), OwnedEvent::Cleared]), Ok(7));
-    assert_eq!(told(&recorder, 5), pairs(&[(5, "+1"), (6, "-0"), (7, "+1"), (7, "c")]));
-    assert_eq!(told(&recorder, 7), pairs(&[(7, "+1"), (7, "c")]));
+    assert_eq!(reported(&recorder, 5), pairs(&[(5, "+1"), (6, "-0"), (7, "+1"), (7, "c")]));
+    assert_eq!(reported(&recorder, 7), pairs(&[(7, "+1"), (7, "c")]));
     assert!(matches!(ask(&recorder, 8), Some(Answer::TooNew { newest_available: 7, .. })));
     for foreign in [0, 4, 9, u64::MAX] {
         assert_eq!(ask(&recorder, foreign), None, "{foreign}");
@@ -84,9 +84,9 @@ fn a_gap_stands_under_the_last_number_that_is_missing() {
     for number in [0, 1, 6] {
         recorder.hand_events(NOW, Some(number), &[store(number + 1)]).unwrap();
     }
-    assert_eq!(told(&recorder, 1), pairs(&[(1, "+1"), (5, "c"), (6, "+1")]));
-    assert_eq!(told(&recorder, 3), pairs(&[(5, "c"), (6, "+1")]));
-    assert_eq!(told(&recorder, 6), pairs(&[(6, "c"), (6, "+1")]));
+    assert_eq!(reported(&recorder, 1), pairs(&[(1, "+1"), (5, "c"), (6, "+1")]));
+    assert_eq!(reported(&recorder, 3), pairs(&[(5, "c"), (6, "+1")]));
+    assert_eq!(reported(&recorder, 6), pairs(&[(6, "c"), (6, "+1")]));
     assert!(recorder.ledger().trust().has(Reason::Gap));
     assert_eq!((recorder.counters().gaps, recorder.ledger().known_from()), (1, Some(6)));
 
@@ -95,7 +95,7 @@ fn a_gap_stands_under_the_last_number_that_is_missing() {
     for number in [0, 6] {
         keeping.hand_events(NOW, Some(number), &[store(number + 1)]).unwrap();
     }
-    assert_eq!(told(&keeping, 0), pairs(&[(0, "+1"), (6, "+1")]));
+    assert_eq!(reported(&keeping, 0), pairs(&[(0, "+1"), (6, "+1")]));
     assert_eq!(keeping.ledger().trust().level(), Trust::Unsound);
 }
 
@@ -106,7 +106,7 @@ fn what_a_gap_did_is_never_left_out() {
         let mut recorder = recorder_with(HandedOptions::default(), keep);
         for number in [0, 1, 2, 5, 6, 9, 10, 11] {
             recorder.hand_events(NOW, Some(number), &[store(number + 1)]).unwrap();
-            let cleared = |start| told(&recorder, start).iter().any(|(_, what)| what == "c");
+            let cleared = |start| reported(&recorder, start).iter().any(|(_, what)| what == "c");
             match ask(&recorder, number) {
                 // There is no room for the batch and what came with it.
                 None => assert!(max_batches <= 2, "{number}"),
@@ -115,15 +115,19 @@ fn what_a_gap_did_is_never_left_out() {
             let in_window = |start: u64| start <= number && ask(&recorder, start).is_some();
             for start in (0..=number).filter(|&start| in_window(start)) {
                 let gaps = [5, 9].iter().filter(|&&after| start <= after && after <= number).count();
-                let told = told(&recorder, start);
-                assert_eq!(told.iter().filter(|(_, what)| what == "c").count(), gaps, "{start} {told:?}");
+                let reported = reported(&recorder, start);
+                assert_eq!(
+                    reported.iter().filter(|(_, what)| what == "c").count(),
+                    gaps,
+                    "{start} {reported:?}"
+                );
             }
         }
     }
 }
 
 #[test]
-fn a_batch_of_another_rank_is_recorded_and_told_once() {
+fn a_batch_of_another_rank_is_recorded_and_reported_once() {
     let mut recorder = recorder();
     let mut foreign = 0;
     for (number, rank) in [Some(0), Some(3), None, Some(3), Some(4)].into_iter().enumerate() {
@@ -189,7 +193,7 @@ fn without_tokens(entry: &Entry) -> String {
     for transition in &mut transitions {
         if let Transition::Stored { blocks, .. } = transition {
             for block in blocks {
-                block.tokens = std::sync::Arc::default();
+                block.tokens = kvplane_stream::Tokens::default();
             }
         }
     }
@@ -218,10 +222,10 @@ fn entries_without_changes_say_the_same_of_every_capture() {
                 recorder.ledger_mut().take_fresh()
             });
             assert!(short.iter().all(|entry| entry.changes.is_empty()));
-            let told = |entries: &[std::sync::Arc<Entry>]| -> Vec<_> {
+            let reported = |entries: &[std::sync::Arc<Entry>]| -> Vec<_> {
                 entries.iter().map(|entry| without_tokens(entry)).collect()
             };
-            assert_eq!(told(&short), told(&whole), "{name}");
+            assert_eq!(reported(&short), reported(&whole), "{name}");
         }
         assert!(short.ledger().window_bytes() * 2 < whole.ledger().window_bytes(), "{name}");
     }
@@ -239,8 +243,8 @@ fn an_input_of_another_kind_of_source_is_counted_and_reported() {
     recorder.lost(NOW);
     recorder.offer_replay(true);
     assert_eq!(recorder.counters().misdirected, 5);
-    let told = recorder.take_happenings();
-    assert_eq!(told[..2], [Happening::Misdirected("published"), Happening::Misdirected("drained")]);
+    let reported = recorder.take_happenings();
+    assert_eq!(reported[..2], [Happening::Misdirected("published"), Happening::Misdirected("drained")]);
     // Neither do they, nor the silence of a source that there is none of, change anything.
     recorder.silent(NOW);
     recorder.proven(NOW);

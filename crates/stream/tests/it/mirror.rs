@@ -1,5 +1,5 @@
-//! Any history of a ledger, told to another plane over a link that is cut, doubled and damaged: at every
-//! entry the copy is what the ledger was there, with its numbers, its trust and its transitions; whoever
+//! Any history of a ledger, mirrored to another plane over a link that is cut, doubled and damaged: at every
+//! entry the copy is what the ledger was there, with its numbers, its trust and its transitions; anyone who
 //! follows the copy misses nothing.
 
 #![allow(clippy::unwrap_used, unreachable_pub, reason = "tests")]
@@ -33,7 +33,7 @@ enum Op {
     Degrade(Reason),
     Resolve(Reason),
     Stand(Continuity),
-    /// So many messages arrive.
+    /// This many messages arrive.
     Deliver(usize),
     /// The subscription ends, and begins again with the cursor.
     Cut,
@@ -276,15 +276,15 @@ impl World {
         for entry in entries {
             let Phase::Tail(cursor) = &mut self.phase else { return };
             cursor.sequence = entry.sequence;
-            let mut told = mirror_entry(&entry);
+            let mut sent = mirror_entry(&entry);
             if let Some(done) = self.damage.take() {
                 self.hurt = Some(done);
                 match done {
                     Damage::Lost => continue,
-                    Damage::Copies => damage(&mut told),
+                    Damage::Copies => damage(&mut sent),
                 }
             }
-            if let Err(misfit) = self.mirror.told(self.now, told) {
+            if let Err(misfit) = self.mirror.mirrored(self.now, sent) {
                 let forgotten = self.forgot && misfit == Misfit::EventIds;
                 assert!(self.hurt.take().is_some() || forgotten, "{misfit}");
                 assert_eq!(self.mirror.resume(), None, "what does not fit is void");
@@ -389,8 +389,8 @@ fn visible(snapshot: &Snapshot) -> BTreeMap<u64, u64> {
 }
 
 /// One copy more than there is.
-fn damage(told: &mut MirrorEntry) {
-    for change in &mut told.changes {
+fn damage(sent: &mut MirrorEntry) {
+    for change in &mut sent.changes {
         if let Change::Stored(stored) = change
             && let Some(block) = stored.blocks.first_mut()
         {

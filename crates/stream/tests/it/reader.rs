@@ -57,7 +57,7 @@ impl Reader {
         }
     }
 
-    /// That all was told that there is to tell.
+    /// That everything was announced.
     pub fn assert_current(&self, ledger: &Ledger) {
         assert_eq!(&self.resumption, ledger.resumption());
         let marked = |(&hash, block): (&u64, &Block)| (hash, block.marks);

@@ -1,5 +1,5 @@
-//! Any batches, with the meaning that each kind of engine gives them, with and without restarts in between: equal entries,
-//! and equal memories. `model/restarts.rs` has the order; this has the meaning.
+//! Any batches, with the meaning that each kind of engine gives them, with and without restarts in between:
+//! equal entries, and equal memories. `model/restarts.rs` has the order; this has the meaning.
 
 use std::collections::BTreeSet;
 

@@ -30,11 +30,13 @@ pub enum Closed {
     WriteTimeout,
     /// The peer took no data of a response that waits for it, though it answers pings.
     UnreadTimeout,
+    /// The peer began HTTP/2 where only HTTP/1 is spoken.
+    Http2,
 }
 
 impl Closed {
     /// Every reason.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::TooMany,
         Self::TooManyOfPeer,
         Self::Displaced,
@@ -44,6 +46,7 @@ impl Closed {
         Self::IdleTimeout,
         Self::WriteTimeout,
         Self::UnreadTimeout,
+        Self::Http2,
     ];
 
     /// The name used in metrics.
@@ -58,6 +61,7 @@ impl Closed {
             Self::IdleTimeout => "idle_timeout",
             Self::WriteTimeout => "write_timeout",
             Self::UnreadTimeout => "unread_timeout",
+            Self::Http2 => "http2",
         }
     }
 }
@@ -135,7 +139,8 @@ impl Connections {
         Closed::ALL.into_iter().map(|reason| (reason, self.closed[reason as usize].load(Ordering::Relaxed)))
     }
 
-    pub(super) fn count(&self, reason: Closed) {
+    /// Counts a connection that is closed for a reason.
+    pub fn count(&self, reason: Closed) {
         self.closed[reason as usize].fetch_add(1, Ordering::Relaxed);
     }
 }

@@ -202,7 +202,7 @@ async fn a_peer_that_takes_no_data_is_closed_and_one_that_takes_some_is_not() {
 }
 
 #[test]
-fn data_is_told_from_other_frames_wherever_writes_end() {
+fn data_is_distinguished_from_other_frames_wherever_writes_end() {
     let frame = |kind: u8, payload: &[u8]| {
         let mut frame = vec![0, 0, payload.len() as u8, kind, 0, 0, 0, 0, 1];
         frame.extend(payload);

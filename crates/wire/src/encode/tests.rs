@@ -153,7 +153,7 @@ fn removals_and_clears() {
 }
 
 #[test]
-fn a_rank_that_is_not_told_is_nil() {
+fn a_rank_that_is_not_reported_is_nil() {
     let batch = encode_batch(Profile::Vllm0_22, 1_700_000_000.5, None, &[OwnedEvent::Cleared]);
     assert_eq!(batch, bytes("93cb41d954fc402000009191b0416c6c426c6f636b73436c6561726564c0"));
 }

@@ -100,7 +100,7 @@ fn a_block_that_is_not_full_is_a_run_of_its_own() {
 }
 
 #[test]
-fn where_blocks_lie_has_one_name_however_it_is_told() {
+fn where_blocks_lie_has_one_name_however_it_is_reported() {
     let named = |medium: Option<&str>, tier, level, name: &str| {
         let mut one = block(1, &[1]);
         one.cache_level = level;

@@ -126,7 +126,7 @@ impl Engine {
     }
 
     /// The number of the last batch or event that it published; none before the first.
-    pub(super) fn last_told(&self) -> Option<u64> {
+    pub(super) fn last_reported(&self) -> Option<u64> {
         let next = match &self.sim {
             Sim::Published(sim) => sim.next_sequence(0),
             Sim::Drained(sim) => sim.next_event_id(0),

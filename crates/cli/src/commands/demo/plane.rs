@@ -221,7 +221,7 @@ impl ServedPlane {
 
     /// Waits until the plane has heard everything that an engine published.
     pub(super) async fn until_heard(&self, engine: &Engine) -> Result<StreamStatus, Halt> {
-        let last = engine.last_told();
+        let last = engine.last_reported();
         let heard =
             |status: &StreamStatus| status.continuity == Continuity::Live && status.engine_sequence == last;
         self.until(engine, "everything that it published is heard", heard).await

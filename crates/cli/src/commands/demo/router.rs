@@ -118,7 +118,7 @@ impl PlainRouter {
     async fn until_heard(&self, at: usize) {
         let Some(consumer) = &self.consumers[at] else { return };
         let deadline = kvplane_runtime::now() + PATIENCE;
-        while consumer.last_sequence() != self.fleet.engines[at].last_told()
+        while consumer.last_sequence() != self.fleet.engines[at].last_reported()
             && kvplane_runtime::now() < deadline
         {
             tokio::time::sleep(LOOK_EVERY).await;

@@ -146,7 +146,7 @@ fn bars(model: &Model, width: usize, paint: &impl Fn(Color) -> Style) -> Vec<Lin
     let wrong = format!("{} phantom blocks, {} false hits", model.phantoms, ledger.plain_false_hits);
     let alarm = if model.phantoms > 0 { paint(Color::Red) } else { Style::new() };
     let fleets = [
-        ("round robin", ledger.round_robin.share, Color::Gray, "asks nobody".to_owned(), Style::new()),
+        ("round robin", ledger.round_robin.share, Color::Gray, "no cache knowledge".to_owned(), Style::new()),
         ("plain event consumer", ledger.plain.share, Color::Yellow, wrong, alarm),
         (
             "kvplane",

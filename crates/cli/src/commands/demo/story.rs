@@ -208,7 +208,9 @@ async fn stolen_drain(tour: &mut Tour) -> Result<(), Halt> {
         }
     }
     if stolen.is_empty() {
-        return Err(Halt::Failed(anyhow!("nobody was ever faster than the plane: nothing could be stolen")));
+        return Err(Halt::Failed(anyhow!(
+            "the second reader was never faster than kvplane: no event was stolen"
+        )));
     }
     tour.tell(
         Voice::Done,
@@ -238,13 +240,13 @@ async fn flush(tour: &mut Tour) -> Result<(), Halt> {
     let liar = tour.fleet.engines[sglang].name;
     let before = tour.plane.last_remark();
     published(tour, sglang)?.conduct(Conduct { no_effect: true, ..Conduct::default() });
-    let told = asked_to_flush(tour, sglang).await?;
+    let outcome = asked_to_flush(tour, sglang).await?;
     tour.tell(
         Voice::Done,
         format!("POST /flush_cache to all engines; {liar} answers OK and keeps everything"),
     );
     let kept = tour.fleet.engines[sglang].held().len();
-    tour.tell(Voice::Plain, format!("asks {liar} itself: {told}; it still holds {kept} blocks"));
+    tour.tell(Voice::Plain, format!("asks {liar} itself: {outcome}; it still holds {kept} blocks"));
     let names = tour.fleet.engines.iter().map(|engine| engine.name);
     let honest: Vec<&str> = names.filter(|name| *name != liar).collect();
     let mut verdicts = tour.plane.flush(&honest, PROOF_S).await?;

@@ -82,13 +82,15 @@ impl Summary {
             bail!("{failure}");
         }
         // A tour that was ended in the middle of a step has no result of it.
-        let is_as_told = |engine: &EngineSummary| match engine.compared.agreement {
+        let is_as_reported = |engine: &EngineSummary| match engine.compared.agreement {
             Agreement::Equal => true,
             Agreement::Lower => engine.known_in_part || !self.complete,
             Agreement::Different => false,
         };
-        if let Some(EngineSummary { compared, .. }) = self.engines.iter().find(|engine| !is_as_told(engine)) {
-            bail!("what kvplane holds of {} is not what it should be ({})", compared.engine, compared.trust);
+        if let Some(EngineSummary { compared, .. }) =
+            self.engines.iter().find(|engine| !is_as_reported(engine))
+        {
+            bail!("what kvplane holds of {} is wrong ({})", compared.engine, compared.trust);
         }
         self.ledger.verdict()?;
         if self.complete { self.shows_something() } else { Ok(()) }
@@ -247,6 +249,6 @@ mod tests {
         unseen.engines[0].compared.agreement = Agreement::Lower;
         assert!(unseen.verdict().is_ok());
         unseen.complete = true;
-        assert!(refused(&unseen).contains("not what it should be"));
+        assert!(refused(&unseen).contains("is wrong"));
     }
 }

@@ -96,7 +96,9 @@ impl Rank {
 impl Course {
     /// Takes what the plane says. Returns the rank that it is about.
     pub(super) fn take(&mut self, progress: Progress) -> anyhow::Result<Option<usize>> {
-        match progress.item.context("the plane sent a report with nothing in it that this release knows: use a kvplane of the plane's release")? {
+        match progress.item.context(
+            "kvplane sent a report that this release does not know: use the same release as the server",
+        )? {
             Item::Plan(plan) => {
                 self.plan(plan);
                 Ok(None)
@@ -104,7 +106,7 @@ impl Course {
             Item::Rank(report) => {
                 let place = self.places.get(&(report.engine.clone(), report.rank)).copied();
                 let Some(place) = place else {
-                    bail!("the plane tells of {}/{}, which it did not plan", report.engine, report.rank);
+                    bail!("kvplane reported on {}/{}, which is not in its plan", report.engine, report.rank);
                 };
                 self.ranks[place].report = Some(report);
                 Ok(Some(place))

@@ -47,7 +47,7 @@ pub(crate) async fn run(command: OperateCommand) -> Result<(), Failure> {
     let began = kvplane_runtime::now();
     let asking = async {
         let mut operations = connect(&args.plane).await?.operations();
-        call.make(&mut operations).await.map_err(|status| refused(&args.plane.plane, &status))
+        call.make(&mut operations).await.map_err(|status| refused(args.plane.place(), &status))
     };
     let Some(answer) = stop.run_until_cancelled(asking).await else {
         return verdict(&Course::default(), &Ending::Interrupted);
@@ -71,7 +71,7 @@ fn allow_flush(args: &FlushArgs) -> Result<(), Failure> {
     let named: Vec<&str> = engine.iter().chain(model).chain(kind).map(String::as_str).collect();
     if named.is_empty() && !all && !dry_run {
         return Err(usage(anyhow!(
-            "flush empties caches: name engines with --engine, --model or --kind, or flush the fleet with --all"
+            "flush empties caches: select engines with --engine, --model or --kind, or use --all"
         )));
     }
     if yes || *dry_run || !(std::io::stdin().is_terminal() && std::io::stderr().is_terminal()) {
@@ -179,15 +179,17 @@ async fn follow(
             message = progress.message() => message,
         };
         match message {
-            Ok(Some(told)) => match course.take(told) {
+            Ok(Some(update)) => match course.take(update) {
                 // Its plan is all that it is made for.
                 Ok(_) if args.dry_run => return Ok(Ending::DryRun),
                 Ok(rank) => view.changed(course, rank),
                 Err(error) => return Ok(Ending::BrokeOff(error.to_string())),
             },
             Ok(None) if course.summary.is_some() => return Ok(Ending::Complete),
-            Ok(None) => return Ok(Ending::BrokeOff("the plane reported no end of it".to_owned())),
-            Err(status) if course.verb.is_empty() => return Err(refused(&args.plane.plane, &status)),
+            Ok(None) => {
+                return Ok(Ending::BrokeOff("kvplane did not report the end of the operation".to_owned()));
+            }
+            Err(status) if course.verb.is_empty() => return Err(refused(args.plane.place(), &status)),
             Err(status) => return Ok(Ending::BrokeOff(status.message().to_owned())),
         }
     }

@@ -36,7 +36,7 @@ pub(super) fn verdict(course: &Course, ending: &Ending) -> Result<(), Failure> {
         Ending::DryRun => {
             match course.ranks.iter().filter(|rank| rank.planned.unsupported.is_empty()).count() {
                 asked if asked == all && all > 0 => Ok(()),
-                asked => fail(partly(asked), format!("{} of {all} ranks would not be asked", all - asked)),
+                asked => fail(partly(asked), format!("{} of {all} ranks would be skipped", all - asked)),
             }
         }
         Ending::Complete => match course.fine() {
@@ -44,10 +44,10 @@ pub(super) fn verdict(course: &Course, ending: &Ending) -> Result<(), Failure> {
             fine => fail(partly(fine), format!("{} of {all} ranks are neither proven nor done", all - fine)),
         },
         Ending::BrokeOff(reason) => fail(partly(course.fine()), format!("the operation broke off: {reason}")),
-        Ending::Interrupted if all == 0 => fail(130, "interrupted before the plane said anything".to_owned()),
+        Ending::Interrupted if all == 0 => fail(130, "interrupted before kvplane answered".to_owned()),
         Ending::Interrupted => {
             let open = course.open();
-            let log = format!("the plane's log has the end of {}", course.operation);
+            let log = format!("kvplane's log has the outcome of {}", course.operation);
             fail(130, format!("interrupted: {open} of {all} ranks may still complete; {log}"))
         }
     }
@@ -65,10 +65,10 @@ pub(super) fn table(course: &Course, ending: &Ending, took: Duration) -> String 
     let mut rows = vec![heads.map(str::to_owned)];
     rows.extend(ranks.into_iter().map(|rank| row(course, rank)));
     // A column in which nobody has anything tells nothing.
-    let told: Vec<usize> =
+    let columns: Vec<usize> =
         (0..heads.len()).filter(|&column| rows[1..].iter().any(|row| row[column] != "-")).collect();
     let rows: Vec<Vec<String>> =
-        rows.iter().map(|row| told.iter().map(|&column| row[column].clone()).collect()).collect();
+        rows.iter().map(|row| columns.iter().map(|&column| row[column].clone()).collect()).collect();
     let open = match course.open() {
         0 => String::new(),
         open => format!("; {open} may still complete"),
@@ -137,9 +137,9 @@ fn why(course: &Course, rank: &Rank, report: &RankReport) -> String {
     let sentence = match rank.standing() {
         Standing::Over(_) if !report.detail_json.is_empty() => cut_short(&report.detail_json),
         Standing::Over(_) => report.why.clone(),
-        Standing::Waiting => "nothing was reported of it: it was not asked, unless just now".to_owned(),
-        Standing::Asking => "it was being asked".to_owned(),
-        Standing::Proving => "the engine took it; the plane goes on watching its stream".to_owned(),
+        Standing::Waiting => "no report: not sent, unless just now".to_owned(),
+        Standing::Asking => "request in progress".to_owned(),
+        Standing::Proving => "the engine accepted it; kvplane keeps watching its stream".to_owned(),
     };
     if course.is_open(rank) { format!("{sentence} (may still complete)") } else { sentence }
 }

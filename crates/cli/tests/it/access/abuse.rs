@@ -14,7 +14,7 @@ const LOG_EVERY_SECONDS: u64 = 10;
 const ROTATIONS: usize = 10;
 
 #[test]
-fn a_flood_of_guesses_is_counted_and_told_once() {
+fn a_flood_of_guesses_is_counted_and_reported_once() {
     let files = Files::new("guesses");
     let served = Served::start(&files.plain_config());
     let began = Instant::now();
@@ -80,7 +80,7 @@ fn callers_are_answered_while_tokens_are_replaced() {
             scope.spawn(move || ask_until(stop, stream, token))
         });
         for rotation in 0..ROTATIONS {
-            // As whoever replaces a secret does it: the file is never half there.
+            // Atomically, as tools that rotate secrets do it.
             let new = files.write("new.token", ["hush-read-2", "hush-read-1"][rotation % 2]);
             std::fs::rename(new, files.at("read.token")).unwrap();
             served.process.hang_up();

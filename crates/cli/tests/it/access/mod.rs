@@ -50,7 +50,7 @@ fn commands_prove_who_they_are() {
     ok(tail(&[]).arg("--token-file").arg(&token));
     shown(&mut tail(&[]));
 
-    // The wrong authority, and no TLS at all, are told soon.
+    // The wrong authority, and no TLS at all, fail soon.
     let output =
         run(kvplane().args(["engines", "--server", &served.http()]).env("KVPLANE_TOKEN", "hush-admin"));
     assert!(said(&output).contains("certificate"), "{}", said(&output));
@@ -99,7 +99,7 @@ fn a_probe_with_the_configuration_needs_no_address_and_no_authority() {
 }
 
 #[test]
-fn who_asks_for_tls_where_there_is_none_is_told_so() {
+fn who_asks_for_tls_where_there_is_none_gets_an_error() {
     let files = Files::new("none");
     let served = Served::start(&files.plain_config());
     let mut tail = kvplane();
@@ -151,6 +151,41 @@ fn keys_and_certificates_are_read_again_on_sighup() {
     let log = served.process.stop();
     for secret in SECRETS {
         assert!(!log.contains(secret), "{secret} is in the log");
+    }
+}
+
+#[test]
+fn certificates_of_the_gateway_and_the_picker_are_read_again_too() {
+    let files = Files::new("listeners");
+    let config = files.plain_config();
+    let tls =
+        format!("tls = {{ cert = {}, key = {} }}", files.quoted("server.pem"), files.quoted("server.key"));
+    let text = std::fs::read_to_string(&config).unwrap();
+    let more = format!(
+        "[gateway]\nlisten = \"127.0.0.1:0\"\n{tls}\n[picker]\nlisten = \"127.0.0.1:0\"\n{tls}\n\
+         [[picker.endpoint]]\naddress = \"127.0.0.1:1\"\n"
+    );
+    files.write("kvplane.toml", &format!("{text}{more}"));
+    let mut served = Served::start(&config);
+    let port = |listener: &str| served.process.port(listener);
+    let (gateway, picker) = (port("gateway listening"), port("picker listening"));
+    let asked = || {
+        let mut over_http = kvplane();
+        over_http.args(["engines", "--server", &format!("https://localhost:{gateway}")]);
+        let mut over_grpc = kvplane();
+        over_grpc.args(["tail", "--seconds", "1", "--plane", &format!("https://localhost:{picker}")]);
+        [over_http, over_grpc].map(|mut command| {
+            said(&run(command.arg("--ca").arg(files.at("ca.pem")).env("KVPLANE_TOKEN", "hush-admin")))
+        })
+    };
+    for answer in asked() {
+        assert!(!answer.contains("certificate"), "{answer}");
+    }
+    files.certificate("server", "elsewhere");
+    served.process.hang_up();
+    served.process.logged("configuration reloaded");
+    for answer in asked() {
+        assert!(answer.contains("certificate"), "{answer}");
     }
 }
 
@@ -288,8 +323,8 @@ fn a_mistake_ends_with_two_and_a_file_that_is_not_there_yet_with_one() {
             run(kvplane().args(["serve", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"]).args(words));
         (output.status.code(), said(&output))
     };
-    let (ended, told) = code(&["--set", "listen.htpp=1"]);
-    assert_eq!(ended, Some(2), "{told}");
+    let (ended, reported) = code(&["--set", "listen.htpp=1"]);
+    assert_eq!(ended, Some(2), "{reported}");
     let token = ["auth.token.0.name=a", "auth.token.0.role=read", "auth.token.0.file=/nowhere/token"];
     let of_files: [&[&str]; 5] = [
         &["--config", "/nowhere/kvplane.toml"],
@@ -299,8 +334,8 @@ fn a_mistake_ends_with_two_and_a_file_that_is_not_there_yet_with_one() {
         &["--engine", "kvplane=https://127.0.0.1:1,grpc_ca=/nowhere/ca.pem"],
     ];
     for words in of_files {
-        let (ended, told) = code(words);
-        assert!(ended == Some(1) && told.contains("/nowhere/"), "{words:?}: {ended:?}, {told}");
+        let (ended, reported) = code(words);
+        assert!(ended == Some(1) && reported.contains("/nowhere/"), "{words:?}: {ended:?}, {reported}");
     }
 }
 

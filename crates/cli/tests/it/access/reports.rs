@@ -34,8 +34,7 @@ fn report(files: &Files, served: &Served, events: &str) -> Command {
     command
 }
 
-const NOT_TAKEN: &str =
-    "reports are not taken: they are tried again, blocks that are refused when they would be refreshed";
+const NOT_TAKEN: &str = "report rejected; retrying";
 
 #[test]
 fn a_reporter_shows_a_token() {
@@ -55,7 +54,7 @@ fn a_reporter_shows_a_token() {
     let page = get(&pages, "/metrics", "none");
     assert!(page.contains("kvplane_report_failing") && page.contains(" 1\n"), "{page}");
     let elsewhere = get(&pages, "/v1/query", "none");
-    assert!(elsewhere.contains("all that is served here") && !elsewhere.contains("openapi"), "{elsewhere}");
+    assert!(elsewhere.contains("are served here") && !elsewhere.contains("openapi"), "{elsewhere}");
     // The file is read again after a refusal, also where it is no token for a while.
     files.write("sidecar.token", "");
     files.write("sidecar.token", "hush-report\n");
@@ -93,8 +92,8 @@ fn a_plane_shows_a_certificate_to_whom_it_reports() {
     let deadline = Instant::now() + DEADLINE;
     loop {
         let page = get(&reporting.http_port, "/metrics", "none");
-        let told = page.lines().filter(|line| line.starts_with("kvplane_report_told_blocks_total"));
-        if told.into_iter().any(|line| !line.ends_with(" 0")) {
+        let reported = page.lines().filter(|line| line.starts_with("kvplane_report_told_blocks_total"));
+        if reported.into_iter().any(|line| !line.ends_with(" 0")) {
             return;
         }
         assert!(Instant::now() < deadline, "{page}");

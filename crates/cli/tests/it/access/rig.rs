@@ -177,6 +177,14 @@ impl Process {
         }
     }
 
+    /// The port of a listener, from the line that says so, wherever it is in the log.
+    pub fn port(&self, message: &str) -> String {
+        let log = std::fs::read_to_string(&self.log).unwrap();
+        let line = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let line = { line }.find(|line| line["message"] == message).unwrap();
+        line["address"].as_str().unwrap().rsplit(':').next().unwrap().to_owned()
+    }
+
     pub fn hang_up(&self) {
         let killed = Command::new("kill").args(["-HUP", &self.child.id().to_string()]).status().unwrap();
         assert!(killed.success());

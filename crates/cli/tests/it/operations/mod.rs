@@ -14,7 +14,7 @@ use kvplane_proto::kvplane::v1::{
 use serde_json::Value;
 use tonic::Status;
 
-use script::{Asked, Script, Scripted, begun, on_the_way, over, plan, told, whole};
+use script::{Asked, Script, Scripted, begun, on_the_way, over, plan, reported, whole};
 
 fn kvplane(words: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kvplane"));
@@ -49,14 +49,14 @@ fn err(output: &Output) -> String {
 async fn the_exit_code_says_how_many_are_fine() {
     use Verdict::{Done, Failed, Proven, Refused, Timeout, Unknown, Unspecified, Unsupported};
     for fine in [&[Proven][..], &[Done], &[Proven, Done, Proven]] {
-        let output = run(Script::Tell(told(fine)), &["flush", "--all"]).await;
+        let output = run(Script::Tell(reported(fine)), &["flush", "--all"]).await;
         assert_eq!(code(&output), 0, "{}{}", out(&output), err(&output));
     }
     for other in [Refused, Unsupported, Failed, Timeout, Unknown, Unspecified] {
-        let output = run(Script::Tell(told(&[other, other])), &["flush", "--all"]).await;
+        let output = run(Script::Tell(reported(&[other, other])), &["flush", "--all"]).await;
         assert_eq!(code(&output), 1, "{other:?}");
         assert!(err(&output).contains("2 of 2 ranks are neither proven nor done"), "{}", err(&output));
-        let output = run(Script::Tell(told(&[Proven, other])), &["flush", "--all"]).await;
+        let output = run(Script::Tell(reported(&[Proven, other])), &["flush", "--all"]).await;
         assert_eq!(code(&output), 3, "{other:?}");
         assert!(err(&output).contains("1 of 2 ranks"), "{}", err(&output));
     }
@@ -76,7 +76,7 @@ async fn the_table_names_tiers_and_says_why() {
         ..over(1, Verdict::Done, "the host tier still holds blocks")
     };
     let late = RankReport { may_still_complete: true, ..over(2, Verdict::Timeout, "no answer in time") };
-    // What is not fine is told first, and is shown last.
+    // Failures are reported first, and shown last.
     let script = Script::Tell(whole(plan(3), vec![late, proven, partly]));
     let output = run(script, &["flush", "--all"]).await;
     assert_eq!(code(&output), 3);
@@ -121,7 +121,7 @@ async fn mistakes_end_with_2_and_everything_else_with_1() {
     assert_eq!(code(&output), 1);
     assert!(err(&output).contains("is `kvplane serve` running?"), "{}", err(&output));
     // What is wrong already here is not sent.
-    let plane = Scripted::start(Script::Tell(told(&[Verdict::Proven]))).await;
+    let plane = Scripted::start(Script::Tell(reported(&[Verdict::Proven]))).await;
     for wrong in
         ["--timeout=-1s", "--timeout=nan", "--timeout=5", "--proof-timeout=inf", "--deadline=x", "--colour"]
     {
@@ -137,7 +137,7 @@ async fn mistakes_end_with_2_and_everything_else_with_1() {
 
 #[tokio::test]
 async fn what_is_asked_for_reaches_the_plane() {
-    let plane = Scripted::start(Script::Tell(told(&[Verdict::Done]))).await;
+    let plane = Scripted::start(Script::Tell(reported(&[Verdict::Done]))).await;
     let selecting =
         ["--engine=a", "--engine=b", "--model=m", "--kind=vllm", "--kind=sglang", "--deadline=1500ms"];
     let strings = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect::<Vec<_>>();
@@ -267,7 +267,7 @@ async fn a_dry_run_shows_the_plan() {
         assert_eq!(code(&output), 0, "{}", err(&output));
     }
     plan.ranks[1].call.clear();
-    plan.ranks[1].unsupported = "it is an engine of another plane".to_owned();
+    plan.ranks[1].unsupported = "it is an engine of another kvplane".to_owned();
     plan.backends = 1;
     let script = Script::Tell(whole(plan.clone(), vec![]));
     let output = run(script.clone(), &words).await;
@@ -276,13 +276,13 @@ async fn a_dry_run_shows_the_plan() {
         out(&output),
         "ENGINE  RANK  KIND    MODEL  CALL\n\
          e0      0     sglang  llama  POST /flush_cache\n\
-         e1      0     sglang  llama  none: it is an engine of another plane\n\
+         e1      0     sglang  llama  none: it is an engine of another kvplane\n\
          flush would ask 1 servers\n"
     );
     let output = run(script, &["flush", "--dry-run", "-o", "json"]).await;
     let document: Value = serde_json::from_str(&out(&output)).unwrap();
     assert_eq!(document["ranks"][0]["call"], "POST /flush_cache");
-    assert_eq!(document["ranks"][1]["unsupported"], "it is an engine of another plane");
+    assert_eq!(document["ranks"][1]["unsupported"], "it is an engine of another kvplane");
     plan.ranks.remove(0);
     assert_eq!(code(&run(Script::Tell(whole(plan, vec![])), &words).await), 1);
 }
@@ -297,11 +297,11 @@ async fn a_plane_that_breaks_off_leaves_no_verdict_behind() {
     assert!(err(&output).contains("broke off: the plane went away"), "{}", err(&output));
     let page = out(&output);
     assert!(
-        page.contains("e1      0     sglang  -        -        it was being asked (may still complete)"),
+        page.contains("e1      0     sglang  -        -        request in progress (may still complete)"),
         "{page}"
     );
-    assert!(page.contains("goes on watching its stream (may still complete)"), "{page}");
-    assert!(page.contains("it was not asked, unless just now\n"), "{page}");
+    assert!(page.contains("keeps watching its stream (may still complete)"), "{page}");
+    assert!(page.contains("not sent, unless just now\n"), "{page}");
     assert!(page.ends_with("1 proven, 1 proving, 1 asking, 1 waiting; 2 may still complete\n"), "{page}");
 
     let output = run(Script::BreakOff(begun(plan(1), vec![]), away), &["flush", "--all"]).await;
@@ -315,7 +315,7 @@ async fn a_plane_that_breaks_off_leaves_no_verdict_behind() {
     let stranger = over(9, Verdict::Proven, "");
     let output = run(Script::Tell(whole(plan(1), vec![stranger])), &["flush", "--all"]).await;
     assert_eq!(code(&output), 1);
-    assert!(err(&output).contains("e9/0, which it did not plan"), "{}", err(&output));
+    assert!(err(&output).contains("e9/0, which is not in its plan"), "{}", err(&output));
 }
 
 #[tokio::test]
@@ -346,19 +346,19 @@ async fn who_interrupts_it_learns_what_may_still_complete() {
     let (output, said) = output.await.unwrap();
     assert_eq!(code(&output), 130);
     assert!(
-        said.contains("interrupted: 2 of 4 ranks may still complete; the plane's log has the end of op-7"),
+        said.contains("interrupted: 2 of 4 ranks may still complete; kvplane's log has the outcome of op-7"),
         "{said}"
     );
     let page = out(&output);
-    assert!(page.contains("it was being asked (may still complete)"), "{page}");
-    assert!(page.contains("nothing was reported of it"), "{page}");
+    assert!(page.contains("request in progress (may still complete)"), "{page}");
+    assert!(page.contains("no report: not sent"), "{page}");
 }
 
 #[tokio::test]
 async fn of_a_thousand_ranks_the_lines_tell_what_is_not_fine() {
     let mut verdicts = vec![Verdict::Proven; 1000];
     verdicts[17] = Verdict::Refused;
-    let output = run(Script::Tell(told(&verdicts)), &["flush", "--all"]).await;
+    let output = run(Script::Tell(reported(&verdicts)), &["flush", "--all"]).await;
     assert_eq!(code(&output), 3);
     let lines = err(&output);
     assert_eq!(lines.lines().filter(|line| line.contains("/0  ")).count(), 1, "{lines}");
@@ -372,8 +372,8 @@ async fn of_a_thousand_ranks_the_lines_tell_what_is_not_fine() {
 #[tokio::test]
 async fn what_engines_say_of_themselves_is_shown_short_and_kept_whole() {
     let long = format!("{{\"version\":\"0.5.22\",\"text\":\"{}\"}}", "x".repeat(500));
-    let told_of = RankReport { detail_json: long, ..over(0, Verdict::Done, "the engine answered") };
-    let script = Script::Tell(whole(plan(1), vec![told_of]));
+    let reported = RankReport { detail_json: long, ..over(0, Verdict::Done, "the engine answered") };
+    let script = Script::Tell(whole(plan(1), vec![reported]));
     let page = out(&run(script.clone(), &["info"]).await);
     let line = page.lines().nth(1).unwrap();
     assert!(line.contains("{\"version\":\"0.5.22\"") && line.ends_with('…') && line.len() < 250, "{page}");

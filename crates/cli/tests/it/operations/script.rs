@@ -77,13 +77,13 @@ type ProgressStream = Pin<Box<dyn Stream<Item = Result<Progress, Status>> + Send
 impl Player {
     fn answer(&self, asked: Asked) -> Result<Response<ProgressStream>, Status> {
         self.asked.lock().push(asked);
-        let (told, end) = match self.script.clone() {
+        let (reported, end) = match self.script.clone() {
             Script::Refuse(status) => return Err(status),
-            Script::Tell(told) => (told, futures::stream::empty().boxed()),
-            Script::BreakOff(told, status) => (told, futures::stream::iter([Err(status)]).boxed()),
-            Script::Hang(told) => (told, futures::stream::pending().boxed()),
+            Script::Tell(reported) => (reported, futures::stream::empty().boxed()),
+            Script::BreakOff(reported, status) => (reported, futures::stream::iter([Err(status)]).boxed()),
+            Script::Hang(reported) => (reported, futures::stream::pending().boxed()),
         };
-        Ok(Response::new(futures::stream::iter(told.into_iter().map(Ok)).chain(end).boxed()))
+        Ok(Response::new(futures::stream::iter(reported.into_iter().map(Ok)).chain(end).boxed()))
     }
 }
 
@@ -191,7 +191,7 @@ pub(crate) fn over(engine: u32, verdict: Verdict, why: &str) -> RankReport {
 }
 
 /// Everything that a plane says of an operation in which each engine ends with one of these verdicts.
-pub(crate) fn told(verdicts: &[Verdict]) -> Vec<Progress> {
+pub(crate) fn reported(verdicts: &[Verdict]) -> Vec<Progress> {
     let reports = (0..).zip(verdicts).map(|(engine, &verdict)| over(engine, verdict, "as it is"));
     whole(plan(verdicts.len() as u32), reports.collect())
 }
@@ -211,9 +211,9 @@ pub(crate) fn whole(plan: Plan, reports: Vec<RankReport>) -> Vec<Progress> {
         _ => Outcome::Partly,
     };
     summary.set_outcome(outcome);
-    let mut told = begun(plan, reports);
-    told.push(Progress { item: Some(Item::Summary(summary)) });
-    told
+    let mut reported = begun(plan, reports);
+    reported.push(Progress { item: Some(Item::Summary(summary)) });
+    reported
 }
 
 /// A plan and reports, and no end.

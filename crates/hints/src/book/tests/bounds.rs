@@ -19,7 +19,7 @@ fn left(book: &Book, replica: &str, numbers: impl IntoIterator<Item = u64>) -> V
 /// One entry every 5 s, so that all differ in age.
 fn one_by_one(book: &Book, replica: &str, numbers: impl IntoIterator<Item = u64>) {
     for number in numbers {
-        book.told(replica, NOW + number as i64 * 5 * SECOND, &[entry(number, 64)]);
+        book.reported(replica, NOW + number as i64 * 5 * SECOND, &[entry(number, 64)]);
     }
 }
 
@@ -29,7 +29,7 @@ fn the_oldest_goes_for_the_cap_whatever_the_order_of_reports() {
     one_by_one(&book, "r", [7, 1, 9, 3, 5, 2, 8]);
     assert_eq!(left(&book, "r", 0..10), [3, 5, 7, 8, 9], "2 went as soon as it came");
     one_by_one(&book, "r", [3]);
-    book.told("r", NOW + 60 * SECOND, &[entry(3, 64)]);
+    book.reported("r", NOW + 60 * SECOND, &[entry(3, 64)]);
     one_by_one(&book, "r", [10]);
     assert_eq!(left(&book, "r", 0..11), [3, 7, 8, 9, 10], "3 was reported again");
     let dropped = book.dropped();
@@ -69,11 +69,11 @@ fn a_quota_counts_prefixes_and_hurts_nobody_else() {
     let other = Whose { tenant: "other", ..whose("r0") };
     book.report(other, "s", NOW - 20 * MINUTE, &entries(0..9)).unwrap();
     for replica in ["r0", "r1", "r2"] {
-        book.told(replica, NOW, &[entry(1, 16), entry(2, 32)]);
+        book.reported(replica, NOW, &[entry(1, 16), entry(2, 32)]);
     }
     assert_eq!(book.census().models[1].entries, 6, "two prefixes, however many hold them");
     book.hear(whose("heard"), "s", &[held(7, 16), held(8, 32), held(9, 48)]);
-    book.told("r0", NOW + 10 * SECOND, &[entry(3, 48)]);
+    book.reported("r0", NOW + 10 * SECOND, &[entry(3, 48)]);
     let models = book.census().models;
     assert_eq!((models[0].entries, models[1].prefixes), (9, 5), "engines that are heard do not count");
     book.set_policies(quota("t", 1, Policy::default()));
@@ -85,7 +85,7 @@ fn a_quota_counts_prefixes_and_hurts_nobody_else() {
 #[test]
 fn a_report_that_is_larger_than_the_cap_leaves_as_much_as_fits() {
     let book = Book::new(Limits { max_entries: 1_000, ..Limits::default() }, Policies::default(), None);
-    book.told("r", NOW, &entries(0..5_000));
+    book.reported("r", NOW, &entries(0..5_000));
     assert_eq!(book.census().models[0].entries, 1_000);
     assert_eq!(book.dropped()[0].entries, 4_000);
 }
@@ -94,9 +94,9 @@ fn a_report_that_is_larger_than_the_cap_leaves_as_much_as_fits() {
 fn what_is_too_old_is_never_matched_and_counts_until_it_is_swept() {
     let ttl = Duration::from_mins(30);
     let book = book(Policy { ttl, routing_floor_score: 0.0, ..Policy::default() });
-    book.told("r", NOW - 30 * MINUTE, &entries(0..1_000));
+    book.reported("r", NOW - 30 * MINUTE, &entries(0..1_000));
     assert_eq!(book.ask_chain(0..8).reason, ReasonCode::AffinityHint, "it is still in scope");
-    book.told("r", NOW - 30 * MINUTE + 1, &[entry(0, 16), entry(1, 32), entry(2, 48), entry(3, 64)]);
+    book.reported("r", NOW - 30 * MINUTE + 1, &[entry(0, 16), entry(1, 32), entry(2, 48), entry(3, 64)]);
     assert_eq!(named(&book.ask_chain(0..8)), [("r", 64)], "one microsecond before");
     assert_eq!(book.expire(NOW), Expired { entries: 996 });
     assert_eq!(left(&book, "r", 0..1_000), [0, 1, 2, 3]);
@@ -121,9 +121,9 @@ fn statistics_that_nobody_confirms_are_forgotten() {
 fn a_flood_of_names_is_refused_and_leaves_nothing() {
     let book = Book::new(Limits { max_names: 10, ..Limits::default() }, Policies::default(), None);
     // Tenant, model, replica, scheme, adapter.
-    book.told("r0", NOW, &entries(0..2));
+    book.reported("r0", NOW, &entries(0..2));
     for replica in 1..6 {
-        book.told(&format!("r{replica}"), NOW, &entries(0..2));
+        book.reported(&format!("r{replica}"), NOW, &entries(0..2));
     }
     let full = Err(Refused::TooManyNames { max: 10 });
     assert_eq!(book.report(whose("r6"), "s", NOW, &entries(0..2)), full);
@@ -134,13 +134,13 @@ fn a_flood_of_names_is_refused_and_leaves_nothing() {
     let odd = [entry(5, 16), Entry { adapter: "x".into(), ..entry(6, 16) }, entry(7, 16)];
     assert_eq!(book.report(whose("r0"), "s", NOW, &odd), left_out(2, 1));
     assert_eq!(left(&book, "r0", 5..8), [5, 7], "what can be named is taken");
-    book.told("r0", NOW, &entries(8..9));
+    book.reported("r0", NOW, &entries(8..9));
     book.hear(whose("heard"), "s", &[held(1, 16)]);
     assert_eq!(book.census().replicas.len(), 7, "engines that are heard are not refused");
     for replica in 0..6 {
         book.clear(whose(&format!("r{replica}")));
     }
-    book.told("r6", NOW, &entries(0..2));
+    book.reported("r6", NOW, &entries(0..2));
     let long = "x".repeat(Limits::MAX_NAME_BYTES + 1);
     let refused = Refused::NameTooLong { bytes: long.len(), max: Limits::MAX_NAME_BYTES };
     assert_eq!(book.report(whose(&long), "s", NOW, &entries(0..2)), Err(refused));
@@ -164,12 +164,12 @@ fn memory_is_given_back() {
     for round in 0..3 {
         for replica in 0..4 {
             let name = format!("r{replica}-{round}");
-            book.told(&name, NOW, &entries(replica * 10_000..replica * 10_000 + 20_000));
+            book.reported(&name, NOW, &entries(replica * 10_000..replica * 10_000 + 20_000));
         }
         let wide: Vec<Entry> = (0..1_000_u32)
             .map(|number| Entry { hash: PrefixHash::Wide(number.to_be_bytes().into()), ..entry(0, 16) })
             .collect();
-        book.told("wide", NOW, &wide);
+        book.reported("wide", NOW, &wide);
         assert!(book.bytes() > 80_000 * 20);
         match round {
             0 => assert_eq!(book.expire(NOW + 30 * MINUTE).entries, 81_000),
@@ -198,19 +198,19 @@ fn memory_is_given_back() {
 #[test]
 fn keys_that_come_and_go_in_one_step_leave_no_trail() {
     let book = book(Policy::default());
-    book.told("r", NOW, &entries(0..100));
+    book.reported("r", NOW, &entries(0..100));
     book.hear(whose("heard"), "s", &(0..100).map(|number| held(number, 16)).collect::<Vec<_>>());
     let before = book.bytes();
     for round in 0..2_000 {
         // All come, then all go.
-        book.told("r", NOW, &entries(500..510));
+        book.reported("r", NOW, &entries(500..510));
         for number in 500..510 {
             book.evict(whose("r"), &hash(number), "");
         }
         // One goes and comes back.
         let number = round % 100;
         book.evict(whose("r"), &hash(number), "");
-        book.told("r", NOW, &[entry(number, 16)]);
+        book.reported("r", NOW, &[entry(number, 16)]);
         let gone = Note::Gone { fingerprint: number, adapter: "".into() };
         book.hear(whose("heard"), "s", &[gone, held(number, 16)]);
     }

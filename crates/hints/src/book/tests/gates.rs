@@ -11,8 +11,8 @@ fn open() -> Policy {
 /// Two replicas, `r0` with the blocks 1 to 8, `r1` with something else.
 fn two(policy: Policy) -> Book {
     let book = book(policy);
-    book.told("r0", NOW, &entries(1..9));
-    book.told("r1", NOW, &entries(50..51));
+    book.reported("r0", NOW, &entries(1..9));
+    book.reported("r1", NOW, &entries(50..51));
     book
 }
 
@@ -190,10 +190,10 @@ fn an_empty_book_has_no_hint_whatever_is_asked() {
 #[test]
 fn a_chain_is_matched_from_its_start_to_the_first_hole() {
     let book = book(open());
-    book.told("whole", NOW, &entries(1..9));
-    book.told("holey", NOW, &entries([1, 2, 3, 5, 6]));
-    book.told("late", NOW, &entries(2..9));
-    book.told("other", NOW, &entries(70..71));
+    book.reported("whole", NOW, &entries(1..9));
+    book.reported("holey", NOW, &entries([1, 2, 3, 5, 6]));
+    book.reported("late", NOW, &entries(2..9));
+    book.reported("other", NOW, &entries(70..71));
     assert_eq!(named(&book.ask_chain(1..9)), [("whole", 128), ("holey", 48)]);
     assert_eq!(named(&book.ask_chain(1..40)), [("whole", 128), ("holey", 48)]);
     // Tokens are the question's, not the entry's.
@@ -207,7 +207,7 @@ fn long_chains_and_many_replicas_are_no_different() {
     let book = book(open());
     let name = |replica: u64| format!("r{replica:03}");
     for replica in 0..100 {
-        book.told(&name(replica), NOW, &entries(0..(replica + 1) * 10));
+        book.reported(&name(replica), NOW, &entries(0..(replica + 1) * 10));
     }
     let verdict = book.ask_chain(0..1_000);
     assert_eq!(verdict.scores.len(), 100);
@@ -226,8 +226,8 @@ fn long_chains_and_many_replicas_are_no_different() {
 fn without_chain_matching_the_last_hash_decides() {
     let strategy = Strategy { chain_matching: false, ..Strategy::default() };
     let book = two(Policy { strategy, ..open() });
-    book.told("r1", NOW, &[entry(8, 99)]);
-    book.told("r2", NOW, &entries(60..61));
+    book.reported("r1", NOW, &[entry(8, 99)]);
+    book.reported("r2", NOW, &entries(60..61));
     assert_eq!(named(&book.ask_chain(1..9)), [("r0", 128), ("r1", 99)], "as many tokens as each entry says");
     assert_eq!(book.ask_chain(1..10).reason, ReasonCode::AffinityHint, "the last one is not held");
 }
@@ -237,8 +237,8 @@ fn scores_are_the_product_of_what_counts() {
     /// Of one replica of two that holds 64 tokens, `age` minutes old, of thirty.
     fn score(age: i64, pressure: f32, ttft_ms: i32) -> Option<f32> {
         let book = book(open());
-        book.told("r0", NOW - age * MINUTE, &entries(1..5));
-        book.told("r1", NOW, &entries(50..51));
+        book.reported("r0", NOW - age * MINUTE, &entries(1..5));
+        book.reported("r1", NOW, &entries(50..51));
         book.set_stats(whose("r0"), Stats { pressure, ..Stats::default() }, NOW).unwrap();
         let (hashes, counts) = (hashes(1..5), [16; 4]);
         let question = Question { ttft_ms, ..question(Asked::Chain { hashes: &hashes, counts: &counts }) };
@@ -264,11 +264,11 @@ fn scores_are_the_product_of_what_counts() {
 #[test]
 fn what_everybody_holds_tells_nobody_apart() {
     let book = book(Policy::default());
-    book.told("r0", NOW, &entries(1..9));
+    book.reported("r0", NOW, &entries(1..9));
     assert_eq!(named(&book.ask_chain(1..9)), [("r0", 128)], "one replica alone is named");
-    book.told("r1", NOW, &entries(1..9));
+    book.reported("r1", NOW, &entries(1..9));
     assert_eq!(book.ask_chain(1..9).reason, ReasonCode::AffinityHint);
-    book.told("r2", NOW, &entries(1..5));
+    book.reported("r2", NOW, &entries(1..5));
     let verdict = book.ask_chain(1..9);
     let scores: Vec<f32> = verdict.scores.iter().map(|score| score.score).collect();
     assert_eq!(named(&verdict), [("r0", 128), ("r1", 128), ("r2", 64)]);
@@ -281,23 +281,23 @@ fn what_everybody_holds_tells_nobody_apart() {
 #[test]
 fn the_oldest_and_the_coldest_of_a_run_count() {
     let book = two(open());
-    book.told("r0", NOW - 15 * MINUTE, &[entry(3, 48)]);
-    book.told("r0", NOW, &[Entry { tier: CacheTier::T2, ..entry(5, 80) }]);
+    book.reported("r0", NOW - 15 * MINUTE, &[entry(3, 48)]);
+    book.reported("r0", NOW, &[Entry { tier: CacheTier::T2, ..entry(5, 80) }]);
     let best = book.ask_chain(1..9).scores[0].clone();
     assert_eq!((best.freshness, best.tier), (0.5, Some(CacheTier::T2)));
     let best = book.ask_chain(1..3).scores[0].clone();
     assert_eq!((best.freshness, best.tier), (1.0, Some(CacheTier::T1)));
-    book.told("r0", NOW, &[Entry { tier: CacheTier::from_wire(-7), ..entry(2, 32) }]);
+    book.reported("r0", NOW, &[Entry { tier: CacheTier::from_wire(-7), ..entry(2, 32) }]);
     assert_eq!(book.ask_chain(1..9).scores[0].tier.unwrap().to_wire(), 0, "coldest of all, sent as none");
 }
 
 #[test]
-fn runs_are_told_apart_by_their_blocks_even_if_those_have_no_tokens() {
+fn runs_are_distinguished_by_their_blocks_even_if_those_have_no_tokens() {
     let book = book(open());
-    book.told("r0", NOW, &entries(1..4));
-    book.told("r1", NOW, &entries(1..3));
-    book.told("r2", NOW, &entries(1..2));
-    book.told("r3", NOW, &entries(50..51));
+    book.reported("r0", NOW, &entries(1..4));
+    book.reported("r1", NOW, &entries(1..3));
+    book.reported("r2", NOW, &entries(1..2));
+    book.reported("r3", NOW, &entries(50..51));
     let hashes = hashes(1..4);
     let verdict = book.ask(Asked::Chain { hashes: &hashes, counts: &[16, 0, 0] });
     let scores: Vec<(&str, f32)> =
@@ -309,7 +309,7 @@ fn runs_are_told_apart_by_their_blocks_even_if_those_have_no_tokens() {
 fn a_score_without_bounds_is_still_nothing_for_what_everybody_holds() {
     let book = book(open());
     for replica in ["r0", "r1"] {
-        book.told(replica, NOW, &entries(1..2));
+        book.reported(replica, NOW, &entries(1..2));
         book.set_stats(whose(replica), Stats { pressure: f32::MIN, ..Stats::default() }, NOW).unwrap();
     }
     let verdict = book.ask_chain(1..2);
@@ -320,9 +320,9 @@ fn a_score_without_bounds_is_still_nothing_for_what_everybody_holds() {
 fn equals_are_named_by_name() {
     let book = book(open());
     for replica in ["b", "a", "c", "d"] {
-        book.told(replica, NOW, &entries(1..5));
+        book.reported(replica, NOW, &entries(1..5));
     }
-    book.told("e", NOW, &entries(9..10));
+    book.reported("e", NOW, &entries(9..10));
     assert_eq!(named(&book.ask_chain(1..5)), [("a", 64), ("b", 64), ("c", 64), ("d", 64)]);
 }
 
@@ -337,7 +337,7 @@ fn a_hash_that_nobody_holds_names_those_who_serve_well() {
         ("bad", 0.09, 0.0, NOW),
         ("none", f32::NAN, 0.0, NOW),
     ] {
-        book.told(replica, NOW, &entries(1..2));
+        book.reported(replica, NOW, &entries(1..2));
         book.set_stats(whose(replica), Stats { hit_rate, pressure, ..Stats::default() }, at_us).unwrap();
     }
     book.set_stats(whose("elsewhere"), Stats { hit_rate: 1.0, ..Stats::default() }, NOW).unwrap();
@@ -379,7 +379,7 @@ fn affinity_is_the_hash_of_the_prompt_over_the_names_in_order() {
         let book = book(open());
         // Reported in another order than that of their names.
         for replica in (0..replicas).rev() {
-            book.told(&format!("r{replica}"), NOW, &entries(900..901));
+            book.reported(&format!("r{replica}"), NOW, &entries(900..901));
         }
         let chosen = |verdict: Verdict| {
             assert_eq!((verdict.reason, verdict.scores.len()), (ReasonCode::AffinityHint, 1));
@@ -400,9 +400,9 @@ fn affinity_is_the_hash_of_the_prompt_over_the_names_in_order() {
 #[test]
 fn engines_that_are_heard_are_always_fresh_and_speak_for_themselves() {
     let book = book(open());
-    book.told("r0", NOW, &entries(1..9));
+    book.reported("r0", NOW, &entries(1..9));
     book.hear(whose("r0"), "s", &[held(1, 16), held(2, 32)]);
-    book.told("r1", NOW, &entries(50..51));
+    book.reported("r1", NOW, &entries(50..51));
     assert_eq!(
         book.report(whose("r0"), "s", NOW, &entries(1..9)),
         Ok(taken(0)),
@@ -441,7 +441,7 @@ fn statistics_of_an_engine_that_is_heard_are_its_own() {
     book.hear(whose("r0"), "s", &[Note::Nothing]);
     assert_eq!(book.state("t", "m").0, [("r0".into(), own)], "it holds nothing, and still says so itself");
 
-    book.told("r1", NOW, &entries(1..9));
+    book.reported("r1", NOW, &entries(1..9));
     book.hear_stats(whose("r1"), own, NOW);
     assert_eq!(book.census().replicas[1].prefixes, 0, "its statistics alone make it heard");
     assert!(book.alive(whose("nobody"), NOW), "nobody is not heard");
@@ -459,7 +459,7 @@ fn an_eviction_is_for_every_scheme_and_a_clear_takes_statistics_along() {
     assert_eq!(book.evict(whose("r0"), &hash(1), ""), 0);
     book.report(whose("r0"), "s", NOW, &[Entry { adapter: "x".into(), ..entry(2, 16) }]).unwrap();
     assert_eq!(book.evict(whose("r0"), &hash(2), ""), 3, "every adapter");
-    book.told("r0", NOW, &entries(1..3));
+    book.reported("r0", NOW, &entries(1..3));
     book.set_stats(whose("r0"), Stats::default(), NOW).unwrap();
     assert_eq!(book.state("t", "m"), (vec![("r0".into(), Stats::default())], 2));
     assert_eq!(book.clear(whose("r0")), 2);

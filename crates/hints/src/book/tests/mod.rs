@@ -87,7 +87,7 @@ impl Book {
     }
 
     /// Reports that must be taken.
-    fn told(&self, replica: &str, at_us: i64, entries: &[Entry]) {
+    fn reported(&self, replica: &str, at_us: i64, entries: &[Entry]) {
         assert_eq!(self.report(whose(replica), "s", at_us, entries), Ok(taken(entries.len())));
     }
 }

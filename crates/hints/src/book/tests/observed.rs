@@ -50,11 +50,11 @@ impl Observer for Mirror {
 }
 
 #[test]
-fn only_changes_are_told_and_only_to_those_who_listen() {
+fn only_changes_are_reported_and_only_to_those_who_listen() {
     let mirror = Arc::new(Mirror::default());
     let book = Book::new(Limits::default(), Policies::default(), Some(mirror.clone()));
-    book.told("r", NOW, &entries(0..3));
-    book.told("r", NOW + 9 * SECOND, &entries(0..3));
+    book.reported("r", NOW, &entries(0..3));
+    book.reported("r", NOW + 9 * SECOND, &entries(0..3));
     assert!(mirror.held().values().all(|schemes| *schemes == 1));
     assert_eq!(mirror.held().len(), 3);
     book.set_stats(whose("r"), Stats::default(), NOW).unwrap();
@@ -62,6 +62,6 @@ fn only_changes_are_told_and_only_to_those_who_listen() {
     book.alive(whose("nobody"), NOW);
     assert_eq!(*mirror.updates.lock(), 2);
     mirror.deaf.store(true, std::sync::atomic::Ordering::Relaxed);
-    book.told("r", NOW, &entries(7..9));
+    book.reported("r", NOW, &entries(7..9));
     assert_eq!(mirror.held().len(), 3);
 }

@@ -18,7 +18,7 @@ fn round(book: &Book, replica: &str, round: u64) {
         let notes: Vec<Note> = (0..BLOCKS).map(|number| held(number, number as u32 * 16 + 16)).collect();
         book.hear(whose(replica), "s", &notes);
     } else {
-        book.told(replica, at_us, &entries(0..BLOCKS));
+        book.reported(replica, at_us, &entries(0..BLOCKS));
         for number in (round..BLOCKS).step_by(7) {
             book.evict(whose(replica), &hash(number), "");
         }
@@ -26,7 +26,7 @@ fn round(book: &Book, replica: &str, round: u64) {
     if round % 5 == 3 {
         book.hear(whose(replica).elsewhere(), "s", &[held(1, 16), Note::Nothing]);
         book.clear(whose(replica));
-        book.told("passing", at_us, &entries(0..100));
+        book.reported("passing", at_us, &entries(0..100));
         book.forget(whose("passing"));
     }
     let stats = Stats { pressure: 0.5, ..Stats::default() };
@@ -46,8 +46,8 @@ impl<'a> Whose<'a> {
 #[test]
 fn in_the_end_all_is_as_if_they_had_come_one_by_one() {
     let book = book(Policy { minimum_matched_tokens: 0, routing_floor_score: 0.0, ..Policy::default() });
-    book.told("anchor", NOW, &entries(0..BLOCKS));
-    book.told("other", NOW, &entries(90_000..90_001));
+    book.reported("anchor", NOW, &entries(0..BLOCKS));
+    book.reported("other", NOW, &entries(90_000..90_001));
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
         let readers: Vec<_> = (0..2)
@@ -87,8 +87,8 @@ fn in_the_end_all_is_as_if_they_had_come_one_by_one() {
     book.forget(whose("passing"));
 
     let one_by_one = Book::new(Limits::default(), (*book.policies()).clone(), None);
-    one_by_one.told("anchor", NOW, &entries(0..BLOCKS));
-    one_by_one.told("other", NOW, &entries(90_000..90_001));
+    one_by_one.reported("anchor", NOW, &entries(0..BLOCKS));
+    one_by_one.reported("other", NOW, &entries(90_000..90_001));
     for writer in 0..WRITERS {
         (0..ROUNDS).for_each(|number| round(&one_by_one, &format!("r{writer}"), number));
     }
@@ -137,10 +137,10 @@ fn a_clear_takes_nothing_of_those_that_come_after() {
             scope.spawn(move || {
                 for number in 0..ROUNDS {
                     let passing = format!("passing-{writer}-{number}");
-                    book.told(&passing, NOW - MINUTE, &entries(0..BLOCKS));
+                    book.reported(&passing, NOW - MINUTE, &entries(0..BLOCKS));
                     book.clear(whose(&passing));
                     let (replica, entries) = kept(writer, number);
-                    book.told(&replica, NOW, &entries);
+                    book.reported(&replica, NOW, &entries);
                 }
             });
         }
@@ -158,7 +158,7 @@ fn a_clear_takes_nothing_of_those_that_come_after() {
 #[test]
 fn a_ghost_is_not_mistaken_for_whoever_has_its_number_next() {
     let book = book(Policy::default());
-    book.told("old", NOW - MINUTE, &entries(0..BLOCKS));
+    book.reported("old", NOW - MINUTE, &entries(0..BLOCKS));
     let mut known = book.known.write();
     let number = known.find(whose("old")).unwrap();
     let ghost = known.detach(number);
@@ -166,7 +166,7 @@ fn a_ghost_is_not_mistaken_for_whoever_has_its_number_next() {
     let limits = Limits { max_entries: 0, ..Limits::default() };
     while known.keep_within(None, &limits, &Policies::default(), AT_ONCE, None) == Progress::More {}
     drop(known);
-    book.told("new", NOW, &entries(0..BLOCKS));
+    book.reported("new", NOW, &entries(0..BLOCKS));
     let mut known = book.known.write();
     assert_eq!(known.find(whose("new")), Some(number), "it has the same number");
     assert_eq!(known.drain(&ghost, 10), Progress::Done);

@@ -181,8 +181,8 @@ impl Step {
                 (*stream, Announced::Removed(Tier::ALL[*tier], hashes.clone()))
             }
             Self::Sides { stream, prompt, from, to, marks } => {
-                let told = hashes(*stream, *prompt, *from, *to).map(|hash| (hash, *marks)).collect();
-                (*stream, Announced::Sides(told))
+                let reported = hashes(*stream, *prompt, *from, *to).map(|hash| (hash, *marks)).collect();
+                (*stream, Announced::Sides(reported))
             }
             Self::OddSides { stream, hashes, marks } => {
                 (*stream, Announced::Sides(hashes.iter().map(|hash| (*hash, *marks)).collect()))

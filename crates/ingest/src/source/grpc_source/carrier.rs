@@ -27,18 +27,18 @@ pub(super) struct Carrier {
     /// The number that was subscribed with.
     start: u64,
     /// Those that know of the call.
-    told: Vec<u32>,
+    announced: Vec<u32>,
 }
 
 impl Carrier {
     pub(super) fn new(ranks: Arc<Ranks>, start: u64) -> Self {
-        Self { ranks, start, told: Vec::new() }
+        Self { ranks, start, announced: Vec::new() }
     }
 
     /// Tells a rank of the call.
     pub(super) fn tell(&mut self, feeder: &Feeder) {
         feeder.tell(|recorder, now| recorder.relay_subscribed(now, self.start));
-        self.told.push(feeder.stream().id().rank);
+        self.announced.push(feeder.stream().id().rank);
     }
 
     /// Carries messages, in order. Stops at the first that makes those behind it void.
@@ -79,7 +79,7 @@ impl Carrier {
     fn feeder(&mut self, outline: &Outline) -> Option<Feeder> {
         let rank = outline.rank.unwrap_or(0);
         let feeder = self.ranks.feeder(rank)?;
-        if !self.told.contains(&rank) {
+        if !self.announced.contains(&rank) {
             for other in self.ranks.all() {
                 other.tell(Recorder::relay_accompanied);
             }

@@ -9,7 +9,7 @@ use kvplane_proto::kvplane::v1 as proto;
 use kvplane_proto::trust_level;
 use kvplane_stream::{
     Attributes, Change, ExtraKeys, Group, Layout, MirrorBlocks, MirrorChunk, MirrorEnd, MirrorEntry, Misfit,
-    Parent, Place, RemovedBlock, StoreCause, StoredBlock, StoredChange,
+    Parent, Place, RemovedBlock, StoreCause, StoredBlock, StoredChange, StoredParts, Tokens, Wide,
 };
 use kvplane_wire::OwnedExtraKey;
 
@@ -30,6 +30,7 @@ pub(super) fn entry(cursor: Cursor, batch: proto::Batch) -> Result<MirrorEntry, 
     Ok(MirrorEntry {
         cursor,
         engine_sequence: batch.engine_sequence,
+        engine_digest: engine_digest(&batch.engine_digest),
         timestamp: batch.timestamp,
         changes,
         trust: batch.trust.as_ref().map(trust),
@@ -43,6 +44,11 @@ pub(super) fn entry(cursor: Cursor, batch: proto::Batch) -> Result<MirrorEntry, 
     })
 }
 
+/// Sixteen bytes, or nothing that is known.
+fn engine_digest(message: &[u8]) -> Option<u128> {
+    message.try_into().ok().map(u128::from_be_bytes)
+}
+
 pub(super) fn chunk(chunk: proto::SnapshotChunk) -> Result<MirrorChunk, Misfit> {
     let end = if chunk.last {
         Some(MirrorEnd {
@@ -50,6 +56,7 @@ pub(super) fn chunk(chunk: proto::SnapshotChunk) -> Result<MirrorChunk, Misfit> 
             continuity: kvplane_proto::continuity(chunk.continuity)
                 .ok_or(Misfit::Malformed("a snapshot without continuity"))?,
             engine_sequence: chunk.engine_sequence,
+            engine_digest: engine_digest(&chunk.engine_digest),
             known_from: chunk.known_from,
             digest: digest(chunk.digest)?,
             age: chunk.age_ms.map(Duration::from_millis),
@@ -76,55 +83,55 @@ pub(super) fn chunk(chunk: proto::SnapshotChunk) -> Result<MirrorChunk, Misfit> 
     Ok(MirrorChunk { index: chunk.index, blocks: blocks.collect(), end })
 }
 
-fn group(told: &proto::CacheGroup) -> Group {
-    let size = told.block_size.map(|size| (size, told.block_size_sure));
-    Group::reported(told.group, told.spec_kind.as_deref(), told.sliding_window, size)
+fn group(message: &proto::CacheGroup) -> Group {
+    let size = message.block_size.map(|size| (size, message.block_size_sure));
+    Group::reported(message.group, message.spec_kind.as_deref(), message.sliding_window, size)
 }
 
 /// Where nothing is said, a tier gives back single blocks.
-fn units(told: &[u32]) -> [u32; LEVELS] {
-    std::array::from_fn(|tier| told.get(tier).copied().unwrap_or(1).max(1))
+fn units(message: &[u32]) -> [u32; LEVELS] {
+    std::array::from_fn(|tier| message.get(tier).copied().unwrap_or(1).max(1))
 }
 
-fn digest(told: Option<proto::Digest>) -> Result<StateDigest, Misfit> {
-    let told = told.ok_or(Misfit::Malformed("no digest"))?;
-    Ok(StateDigest::from_parts(told.low, told.high))
+fn digest(message: Option<proto::Digest>) -> Result<StateDigest, Misfit> {
+    let message = message.ok_or(Misfit::Malformed("no digest"))?;
+    Ok(StateDigest::from_parts(message.low, message.high))
 }
 
-fn trust(told: &proto::Trust) -> TrustState {
-    let reasons = told.degradations.iter().map(|told| (told.reason.as_str(), told.since_ms));
-    TrustState::reported(trust_level(told), reasons)
+fn trust(message: &proto::Trust) -> TrustState {
+    let reasons = message.degradations.iter().map(|message| (message.reason.as_str(), message.since_ms));
+    TrustState::reported(trust_level(message), reasons)
 }
 
 fn change(kind: proto::event::Kind) -> Result<Change, Misfit> {
     use proto::event::Kind;
     Ok(match kind {
-        Kind::Stored(told) => Change::Stored(stored(told)?),
-        Kind::Removed(told) => Change::Removed {
-            place: told.place.as_ref().map(place).ok_or(Misfit::Malformed("a removal without a place"))?,
-            blocks: told
+        Kind::Stored(message) => Change::Stored(stored(message)?),
+        Kind::Removed(message) => Change::Removed {
+            place: message.place.as_ref().map(place).ok_or(Misfit::Malformed("a removal without a place"))?,
+            blocks: message
                 .blocks
                 .iter()
                 .map(|block| RemovedBlock { hash: block.hash, copies: block.copies })
                 .collect(),
         },
-        Kind::Cleared(told) => {
-            Change::Cleared { places: told.places.iter().map(place).collect(), elsewhere: Vec::new() }
+        Kind::Cleared(message) => {
+            Change::Cleared { places: message.places.iter().map(place).collect(), elsewhere: Vec::new() }
         }
-        Kind::Dropped(told) => Change::Dropped {
-            reason: Reason::named(&told.reason).unwrap_or(Reason::UpstreamLower),
+        Kind::Dropped(message) => Change::Dropped {
+            reason: Reason::named(&message.reason).unwrap_or(Reason::UpstreamLower),
             elsewhere: Vec::new(),
         },
     })
 }
 
-fn stored(mut told: proto::Stored) -> Result<StoredChange, Misfit> {
-    let cause = match told.cause() {
+fn stored(mut message: proto::Stored) -> Result<StoredChange, Misfit> {
+    let cause = match message.cause() {
         proto::StoreCause::Announced => StoreCause::Announced,
         proto::StoreCause::Proven => StoreCause::Proven,
         proto::StoreCause::Attached => StoreCause::Attached,
     };
-    let layout = match told.layout() {
+    let layout = match message.layout() {
         proto::Layout::Dense => Layout::Dense,
         proto::Layout::Sparse => Layout::Sparse,
         proto::Layout::HashOnly => Layout::HashOnly,
@@ -132,50 +139,51 @@ fn stored(mut told: proto::Stored) -> Result<StoredChange, Misfit> {
     Ok(StoredChange {
         cause,
         layout,
-        place: told.place.as_ref().map(place).ok_or(Misfit::Malformed("a store without a place"))?,
-        block_size: told.block_size,
-        parent: told.parent_hash,
-        span: (!told.span_token_ids.is_empty()).then(|| Arc::from(std::mem::take(&mut told.span_token_ids))),
-        attributes: attributes(&mut told),
-        session_id: told.session_id.take().map(String::into_boxed_str),
-        blocks: told.blocks.into_iter().map(block).collect(),
+        place: message.place.as_ref().map(place).ok_or(Misfit::Malformed("a store without a place"))?,
+        block_size: message.block_size,
+        parent: message.parent_hash,
+        span: (!message.span_token_ids.is_empty())
+            .then(|| Arc::from(std::mem::take(&mut message.span_token_ids))),
+        attributes: attributes(&mut message),
+        session_id: message.session_id.take().map(String::into_boxed_str),
+        blocks: message.blocks.into_iter().map(block).collect(),
     })
 }
 
-fn attributes(told: &mut proto::Stored) -> Arc<Attributes> {
+fn attributes(message: &mut proto::Stored) -> Arc<Attributes> {
     Arc::new(Attributes {
-        lora_id: told.lora_id,
-        lora_name: told.lora_name.take().map(String::into_boxed_str),
-        cache_salt: told.cache_salt.take().map(String::into_boxed_str),
-        bigrams: told.bigrams,
+        lora_id: message.lora_id,
+        lora_name: message.lora_name.take().map(String::into_boxed_str),
+        cache_salt: message.cache_salt.take().map(String::into_boxed_str),
+        bigrams: message.bigrams,
     })
 }
 
-fn block(told: proto::Block) -> StoredBlock {
-    let parent = match (told.root, told.parent) {
+fn block(message: proto::Block) -> StoredBlock {
+    let parent = match (message.root, message.parent) {
         (true, _) => Some(Parent::Root),
         (false, parent) => parent.map(Parent::Block),
     };
-    StoredBlock {
-        hash: told.hash,
-        wide: (!told.digest.is_empty()).then(|| Arc::from(&told.digest[..])),
-        copies: told.copies,
+    StoredBlock::from(StoredParts {
+        hash: message.hash,
+        wide: (!message.digest.is_empty()).then(|| Wide::from(&message.digest[..])),
+        copies: message.copies,
         parent,
-        tokens: parent.is_some().then(|| Arc::from(told.token_ids)),
-        first_position: told.first_position,
-        content: told.content_hash,
-        extra_keys: extra_keys(told.extra_keys),
-    }
+        tokens: parent.is_some().then(|| Tokens::from(message.token_ids)),
+        first_position: message.first_position,
+        content: message.content_hash,
+        extra_keys: extra_keys(message.extra_keys),
+    })
 }
 
-fn extra_keys(told: Vec<proto::ExtraKey>) -> Option<ExtraKeys> {
-    if told.is_empty() { None } else { Some(told_keys(told).collect()) }
+fn extra_keys(message: Vec<proto::ExtraKey>) -> Option<ExtraKeys> {
+    if message.is_empty() { None } else { Some(owned_keys(message).collect()) }
 }
 
 /// A block's extra keys as `kvplane.v1` has them. One of a kind that this build does not know is passed over.
-pub fn told_keys(told: Vec<proto::ExtraKey>) -> impl Iterator<Item = OwnedExtraKey> {
+pub fn owned_keys(message: Vec<proto::ExtraKey>) -> impl Iterator<Item = OwnedExtraKey> {
     use proto::extra_key::Key;
-    told.into_iter().filter_map(|told| told.key).map(|key| match key {
+    message.into_iter().filter_map(|message| message.key).map(|key| match key {
         Key::Text(text) => OwnedExtraKey::Text(text),
         Key::Blob(bytes) => OwnedExtraKey::Bytes(Bytes::into(bytes)),
         Key::Number(number) => OwnedExtraKey::Integer(number),
@@ -183,14 +191,20 @@ pub fn told_keys(told: Vec<proto::ExtraKey>) -> impl Iterator<Item = OwnedExtraK
     })
 }
 
-fn place(told: &proto::Place) -> Arc<Place> {
-    let tier = match told.tier() {
+fn place(message: &proto::Place) -> Arc<Place> {
+    let tier = match message.tier() {
         proto::Tier::Device => Tier::Device,
         proto::Tier::Host => Tier::Host,
         proto::Tier::Disk => Tier::Disk,
         proto::Tier::Remote => Tier::Remote,
         proto::Tier::Unknown => Tier::Unknown,
     };
-    let names = [told.medium.as_deref(), told.locality.as_deref(), told.ownership.as_deref()];
-    Arc::new(Place::reported(tier, names, told.group, told.spec_kind.as_deref(), told.sliding_window))
+    let names = [message.medium.as_deref(), message.locality.as_deref(), message.ownership.as_deref()];
+    Arc::new(Place::reported(
+        tier,
+        names,
+        message.group,
+        message.spec_kind.as_deref(),
+        message.sliding_window,
+    ))
 }

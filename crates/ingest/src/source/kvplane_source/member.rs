@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvplane_core::{Continuity, Cursor, StreamId, Trouble};
+use kvplane_core::{Continuity, Cursor, StateDigest, StreamId, Trouble};
 use kvplane_proto::kvplane::v1 as proto;
 use kvplane_stream::{Limits, MirrorSnapshot, Misfit, Recorder, Semantics};
 
@@ -48,10 +48,13 @@ impl Member {
         Arc::ptr_eq(self.feeder.stream(), stream)
     }
 
-    /// Where a subscription goes on; `None`: with a snapshot.
-    pub(super) fn resume(&self) -> Option<Cursor> {
+    /// Where a subscription goes on, and the digest of what is here; `None`: with a snapshot.
+    pub(super) fn resume(&self) -> Option<(Cursor, StateDigest)> {
         let mut resume = None;
-        self.feeder.tell(|recorder, _| resume = recorder.resume());
+        self.feeder.tell(|recorder, _| {
+            let digest = recorder.ledger().state().digest();
+            resume = recorder.resume().map(|cursor| (cursor, digest));
+        });
         resume
     }
 
@@ -100,7 +103,7 @@ impl Member {
         }
         let snapshot = MirrorSnapshot::new(cursor, self.limits, self.semantics);
         self.loading = Some(Box::new(snapshot));
-        if self.resume().is_some_and(|ours| ours.epoch != cursor.epoch) {
+        if self.resume().is_some_and(|(ours, _)| ours.epoch != cursor.epoch) {
             // Nothing of a life that is over counts any more.
             self.feeder.tell(|recorder, now| recorder.void(now, None));
         }
@@ -132,9 +135,9 @@ impl Member {
             return Err(self.void(Misfit::Order));
         }
         let entry = convert::entry(cursor, batch).map_err(|misfit| self.void(misfit))?;
-        let mut told = Ok(());
-        let _asks = self.feeder.feed(|recorder, now| told = recorder.told(now, entry));
-        told.inspect_err(|&misfit| self.after_misfit(misfit))
+        let mut outcome = Ok(());
+        let _asks = self.feeder.feed(|recorder, now| outcome = recorder.mirrored(now, entry));
+        outcome.inspect_err(|&misfit| self.after_misfit(misfit))
     }
 
     pub(super) fn continuity(&self, continuity: Continuity) {

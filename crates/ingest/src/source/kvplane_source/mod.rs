@@ -28,7 +28,7 @@ use tracing::error;
 
 use crate::plane::Plane;
 
-pub use convert::told_keys;
+pub use convert::owned_keys;
 use session::Session;
 pub use spec::{LinkSpec, Mirrored};
 pub use status::{LinkState, LinkStatus};
@@ -56,11 +56,11 @@ impl Link {
                 let session = Session::new(id, spec, &endpoint, plane, state, runtime);
                 Box::pin(ends.run_until_cancelled_owned(session.run())).await;
             }),
-            (Err(error), _) => error!(link = %id, %error, "the link cannot run"),
+            (Err(error), _) => error!(link = %id, %error, "cannot start the link"),
             (_, Err(error)) => error!(link = %id, %error, "the address cannot be used"),
         };
         if let Err(error) = thread::Builder::new().name("kvp-link".to_owned()).spawn(run) {
-            error!(link = %name, %error, "the link cannot run");
+            error!(link = %name, %error, "cannot start the link");
         }
         Self { _stop: stop.drop_guard() }
     }

@@ -43,8 +43,8 @@ impl Roster {
     }
 
     /// The other plane was asked at `asked`, and said how old its own proof was of each stream then.
-    pub(super) fn proven(&mut self, asked: Instant, told: &[proto::EngineStatus]) {
-        for engine in told {
+    pub(super) fn proven(&mut self, asked: Instant, engines: &[proto::EngineStatus]) {
+        for engine in engines {
             for rank in &engine.ranks {
                 let stream = StreamId::new(EngineId::new(&engine.id), rank.rank);
                 let at = rank.cursor.unwrap_or_default();
@@ -61,8 +61,8 @@ impl Roster {
     }
 
     /// Makes the engines here those that are there.
-    pub(super) fn reconcile(&mut self, plane: &Plane, told: &[proto::EngineStatus]) {
-        let wanted = told.iter().filter(|engine| !engine.ranks.is_empty() && self.spec.wants(&engine.id));
+    pub(super) fn reconcile(&mut self, plane: &Plane, engines: &[proto::EngineStatus]) {
+        let wanted = engines.iter().filter(|engine| !engine.ranks.is_empty() && self.spec.wants(&engine.id));
         let (mut coming, mut refused) = (Vec::new(), BTreeSet::new());
         for engine in wanted {
             if goes_in_circles(&engine.via, plane.id()) {
@@ -86,8 +86,8 @@ impl Roster {
 
     /// The other plane is followed, and is at these positions: what it has now must be here before a stream
     /// is live.
-    pub(super) fn reached(&mut self, told: &[proto::EngineStatus]) {
-        for engine in told {
+    pub(super) fn reached(&mut self, engines: &[proto::EngineStatus]) {
+        for engine in engines {
             for rank in &engine.ranks {
                 let stream = StreamId::new(EngineId::new(&engine.id), rank.rank);
                 let at = rank.cursor.unwrap_or_default();
@@ -124,16 +124,16 @@ impl Roster {
     }
 
     /// Adds an engine, or makes it what it is there.
-    fn welcome(&mut self, plane: &Plane, told: &proto::EngineStatus) {
-        let spec = self.described(told);
+    fn welcome(&mut self, plane: &Plane, status: &proto::EngineStatus) {
+        let spec = self.described(status);
         let id = spec.id.clone();
         if let Some(known) = plane.engine(id.as_str()) {
             if known.origin == Origin::Upstream
                 && known.spec.kind == spec.kind
                 && known.spec.model == spec.model
             {
-                match_ranks(plane, &known, &told.ranks.iter().map(|rank| rank.rank).collect());
-                plane.set_via(id.as_str(), &via(told));
+                match_ranks(plane, &known, &status.ranks.iter().map(|rank| rank.rank).collect());
+                plane.set_via(id.as_str(), &via(status));
                 return;
             }
             if known.spec.source.comes_over(&self.link) {
@@ -143,27 +143,27 @@ impl Roster {
         match plane.add(vec![spec], Origin::Upstream) {
             Ok(()) => {
                 info!(engine = %id, added_by = Origin::Upstream.as_str(), "engine added");
-                self.unwelcome.remove(&told.id);
+                self.unwelcome.remove(&status.id);
             }
-            Err(error) if self.unwelcome.insert(told.id.clone()) => {
+            Err(error) if self.unwelcome.insert(status.id.clone()) => {
                 warn!(engine = %id, %error, "cannot add an engine of the upstream plane");
             }
             Err(_) => {}
         }
     }
 
-    fn described(&self, told: &proto::EngineStatus) -> EngineSpec {
-        let id = EngineId::new(&format!("{}/{}", self.link, told.id));
+    fn described(&self, status: &proto::EngineStatus) -> EngineSpec {
+        let id = EngineId::new(&format!("{}/{}", self.link, status.id));
         // A kind that this build does not know means no more than what its plane makes of it.
-        let kind = told.kind.parse().unwrap_or(EngineKind::Kvplane);
+        let kind = status.kind.parse().unwrap_or(EngineKind::Kvplane);
         let source = Source::Mirrored(Mirrored {
             link: self.link.clone(),
             url: self.spec.url.clone(),
-            engine: told.id.clone(),
-            via: via(told),
-            ranks: told.ranks.iter().map(|rank| rank.rank).collect::<SharedRanks>(),
+            engine: status.id.clone(),
+            via: via(status),
+            ranks: status.ranks.iter().map(|rank| rank.rank).collect::<SharedRanks>(),
         });
-        EngineSpec { max_silence: self.spec.max_silence, ..EngineSpec::new(id, kind, &told.model, source) }
+        EngineSpec { max_silence: self.spec.max_silence, ..EngineSpec::new(id, kind, &status.model, source) }
     }
 
     /// Has a member for every stream that comes over this link, and no other.
@@ -208,8 +208,8 @@ fn match_ranks(plane: &Plane, known: &Engine, wanted: &BTreeSet<u32>) {
     }
 }
 
-fn via(told: &proto::EngineStatus) -> Vec<PlaneId> {
-    told.via.iter().map(|plane| PlaneId::reported(plane)).collect()
+fn via(status: &proto::EngineStatus) -> Vec<PlaneId> {
+    status.via.iter().map(|plane| PlaneId::reported(plane)).collect()
 }
 
 /// Whether a stream that came through these planes must not come to this one.

@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures::future::{Fuse, FusedFuture as _, FutureExt as _};
-use kvplane_core::{Backoff, Cursor, EngineId, LinkTrouble, PlaneId, StreamId};
+use kvplane_core::{Backoff, Cursor, EngineId, LinkTrouble, PlaneId, StateDigest, StreamId};
 use kvplane_proto::Bearer;
 use kvplane_proto::kvplane::v1 as proto;
 use kvplane_proto::kvplane::v1::plane_client::PlaneClient;
@@ -223,7 +223,7 @@ impl Session {
         let answer = timeout(ANSWER_WITHIN, self.client.subscribe(request)).await;
         let mut messages = answer.map_err(|_| End::Silent)??.into_inner();
         self.subscribed = true;
-        let told = self.look().await?;
+        let statuses = self.look().await?;
         if self.state.status().trouble != Some(LinkTrouble::Resubscribing) {
             self.remark(Mood::Good, "is followed");
         }
@@ -234,7 +234,7 @@ impl Session {
             status.connects += 1;
         });
         let connects = self.state.status().connects;
-        info!(link = %self.link, plane = told.plane, connects, "following the upstream plane");
+        info!(link = %self.link, plane = statuses.plane, connects, "following the upstream plane");
         self.follow(&mut messages).await
     }
 
@@ -252,9 +252,9 @@ impl Session {
         loop {
             tokio::select! {
                 message = messages.message() => self.message(message?.ok_or(End::Over)?).await?,
-                (asked, told) = &mut ages => {
-                    let told: proto::StatusResponse = told?;
-                    self.roster.proven(asked, &told.engines);
+                (asked, statuses) = &mut ages => {
+                    let statuses: proto::StatusResponse = statuses?;
+                    self.roster.proven(asked, &statuses.engines);
                     for member in self.roster.members.values_mut() {
                         member.announce();
                     }
@@ -287,18 +287,18 @@ impl Session {
         let mut request = tonic::Request::new(proto::StatusRequest::default());
         request.set_timeout(ANSWER_WITHIN);
         let answer = timeout(ANSWER_WITHIN, self.client.status(request)).await;
-        let told = answer.map_err(|_| End::Silent)??.into_inner();
+        let statuses = answer.map_err(|_| End::Silent)??.into_inner();
         let plane = self.own()?;
-        if told.plane == plane.id().as_str() {
+        if statuses.plane == plane.id().as_str() {
             return Err(End::Itself);
         }
-        self.state.change(|status| status.plane = Some(PlaneId::reported(&told.plane)));
-        self.roster.reconcile(&plane, &told.engines);
+        self.state.change(|status| status.plane = Some(PlaneId::reported(&statuses.plane)));
+        self.roster.reconcile(&plane, &statuses.engines);
         if self.subscribed {
-            self.roster.reached(&told.engines);
+            self.roster.reached(&statuses.engines);
         }
         *self.timed.lock() = self.roster.members.values().map(|member| member.feeder().clone()).collect();
-        Ok(told)
+        Ok(statuses)
     }
 
     async fn message(&mut self, message: proto::SubscribeResponse) -> Result<(), End> {
@@ -411,18 +411,21 @@ async fn ask_ages(
 ) -> (std::time::Instant, Result<proto::StatusResponse, End>) {
     let asked = kvplane_runtime::now();
     let request = proto::StatusRequest { brief: true, ..Default::default() };
-    let told = match timeout(within, client.status(request)).await {
+    let statuses = match timeout(within, client.status(request)).await {
         Ok(answer) => answer.map(tonic::Response::into_inner).map_err(End::from),
         Err(_) => Err(End::Silent),
     };
-    (asked, told)
+    (asked, statuses)
 }
 
-fn selector(stream: &StreamId, resume: Option<Cursor>) -> proto::StreamSelector {
+fn selector(stream: &StreamId, resume: Option<(Cursor, StateDigest)>) -> proto::StreamSelector {
     proto::StreamSelector {
         engine: stream.engine.to_string(),
         rank: Some(stream.rank),
-        resume: resume.map(|Cursor { epoch, sequence }| proto::Cursor { epoch: epoch.as_u64(), sequence }),
+        resume: resume.map(|(Cursor { epoch, sequence }, digest)| {
+            let (low, high) = digest.parts();
+            proto::Cursor { epoch: epoch.as_u64(), sequence, digest: Some(proto::Digest { low, high }) }
+        }),
     }
 }
 

@@ -24,12 +24,12 @@ pub(crate) struct Announced {
 
 impl Announced {
     pub(crate) fn by(source: &Source) -> Self {
-        let mut told = Self { needs: Arc::default(), marks: BTreeMap::new() };
+        let mut reported = Self { needs: Arc::default(), marks: BTreeMap::new() };
         source.stream.feed(|recorder, _| {
-            told.needs = recorder.ledger().resumption().clone();
-            told.marks = recorder.ledger().all_marks().into_iter().collect();
+            reported.needs = recorder.ledger().resumption().clone();
+            reported.marks = recorder.ledger().all_marks().into_iter().collect();
         });
-        told
+        reported
     }
 }
 
@@ -39,7 +39,7 @@ fn ids(prompt: u8) -> Vec<u32> {
 
 /// Answers follow from what the main group holds and what the journals say of the others.
 fn check(catalog: &Catalog, sources: &[Source]) {
-    let told: Vec<Announced> = sources.iter().map(Announced::by).collect();
+    let reported: Vec<Announced> = sources.iter().map(Announced::by).collect();
     let roster = catalog.model("m").unwrap();
     for prompt in 0..PROMPTS {
         let ids = ids(prompt);
@@ -47,7 +47,7 @@ fn check(catalog: &Catalog, sources: &[Source]) {
         roster.ask_by_group(&asked, &CREDIT, Listing::ALL, |answer| {
             for found in answer.matches() {
                 let at = found.member.identity.worker_id as usize;
-                let Announced { needs, marks } = &told[at];
+                let Announced { needs, marks } = &reported[at];
                 let has = |level: usize| {
                     let source = &sources[at];
                     move |at: u32, channel: usize| {

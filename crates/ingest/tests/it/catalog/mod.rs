@@ -26,7 +26,7 @@ fn held(snapshot: &Snapshot) -> [BTreeSet<u64>; LEVELS] {
     for at in snapshot.parents_first() {
         let block = &snapshot.image.blocks[at as usize];
         let Some(chain) = block.attached_chain() else { continue };
-        let previous = match chain.parent {
+        let previous = match chain.parent() {
             Parent::Root => None,
             Parent::Block(parent) => Some(chains[&parent]),
         };
@@ -79,8 +79,8 @@ fn check(catalog: &Arc<Catalog>, sources: &[Source], runtime: &tokio::runtime::R
                 for found in answer.matches() {
                     let at = found.member.identity.worker_id as usize;
                     let status = sources[at].stream.status();
-                    let told = (found.view.epoch, found.view.continuity, found.view.trust);
-                    assert_eq!(told, (status.epoch, Continuity::Live, status.trust.level()));
+                    let reported = (found.view.epoch, found.view.continuity, found.view.trust);
+                    assert_eq!(reported, (status.epoch, Continuity::Live, status.trust.level()));
                     let tokens =
                         [Tier::Device, Tier::Host, Tier::Disk, Tier::Remote].map(|t| found.tokens_in(t));
                     assert_eq!(
@@ -185,22 +185,22 @@ fn no_answer_mixes_two_lives() {
     let roster = catalog.model("m").unwrap();
     let prompts = [0, 2].map(|prompt| (0..DEPTH).flat_map(|at| tokens(prompt, at, 4)).collect::<Vec<u32>>());
     let (over, answers) = (AtomicBool::new(false), AtomicUsize::new(0));
-    let (truth, told) = std::thread::scope(|scope| {
+    let (truth, reported) = std::thread::scope(|scope| {
         let readers: Vec<_> = (0..2)
             .map(|_| {
                 scope.spawn(|| {
-                    let mut told = BTreeSet::new();
+                    let mut reported = BTreeSet::new();
                     while !over.load(Ordering::Relaxed) {
                         for (at, ids) in prompts.iter().enumerate() {
                             let asked = Prompt::Tokens { ids, namespace: Namespace::PLAIN };
                             roster.ask(&asked, &CREDIT, |answer| {
                                 let holding = answer.matches().filter(|found| found.tokens() > 0);
-                                told.extend(holding.map(|found| (found.view.epoch, at)));
+                                reported.extend(holding.map(|found| (found.view.epoch, at)));
                                 answers.fetch_add(answer.best().len(), Ordering::Relaxed);
                             });
                         }
                     }
-                    told
+                    reported
                 })
             })
             .collect();
@@ -212,8 +212,8 @@ fn no_answer_mixes_two_lives() {
             truth.insert((source.stream.status().epoch, at));
         }
         over.store(true, Ordering::Relaxed);
-        let told: BTreeSet<_> = readers.into_iter().flat_map(|reader| reader.join().unwrap()).collect();
-        (truth, told)
+        let reported: BTreeSet<_> = readers.into_iter().flat_map(|reader| reader.join().unwrap()).collect();
+        (truth, reported)
     });
-    assert!(told.is_subset(&truth), "{:?}", told.difference(&truth).next());
+    assert!(reported.is_subset(&truth), "{:?}", reported.difference(&truth).next());
 }

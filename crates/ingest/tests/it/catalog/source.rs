@@ -47,7 +47,7 @@ pub(crate) enum Step {
     Return,
 }
 
-/// A step of an engine whose cache has so many groups.
+/// A step of an engine whose cache has this many groups.
 pub(crate) fn step(groups: u32) -> impl Strategy<Value = Step> {
     let range = (0..DEPTH, 1..=DEPTH).prop_map(|(from, more)| (from, (from + more).min(DEPTH)));
     prop_oneof![

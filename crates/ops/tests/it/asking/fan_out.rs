@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use crate::asking::peer::{Act, Peer};
 use crate::asking::{SLACK, flush};
 
-/// Backends that share a listener, told apart by a path.
+/// Backends that share a listener, selected by a path.
 fn fleet(peer: &Peer, count: usize) -> impl Iterator<Item = (usize, Backend)> {
     let address = peer.address;
     (0..count).map(move |number| {
@@ -91,9 +91,9 @@ async fn a_backend_with_several_targets_is_asked_once() {
 }
 
 #[tokio::test]
-async fn everybody_is_told_of_before_they_are_asked() {
-    let told = Arc::new(Mutex::new(Vec::new()));
-    let (telling, known) = (told.clone(), told.clone());
+async fn everybody_is_reported_before_they_are_asked() {
+    let reported = Arc::new(Mutex::new(Vec::new()));
+    let (telling, known) = (reported.clone(), reported.clone());
     let peer = Peer::new(move |line, _| {
         assert!(known.lock().contains(&number(line)));
         done()
@@ -104,13 +104,13 @@ async fn everybody_is_told_of_before_they_are_asked() {
         .before_each(move |targets| telling.lock().extend_from_slice(targets));
     let answers: Vec<_> = fan_out.collect().await;
     assert!(answers.iter().all(|asked| matches!(asked.answer.meaning, Meaning::Accepted { .. })));
-    assert_eq!(told.lock().len(), 100);
+    assert_eq!(reported.lock().len(), 100);
 }
 
 #[tokio::test]
-async fn everybody_is_told_of_before_they_are_asked_again() {
-    let told = Arc::new(Mutex::new(Vec::new()));
-    let (telling, known) = (told.clone(), told.clone());
+async fn everybody_is_reported_before_they_are_asked_again() {
+    let reported = Arc::new(Mutex::new(Vec::new()));
+    let (telling, known) = (reported.clone(), reported.clone());
     let asked = AtomicUsize::new(0);
     let peer = Peer::new(move |_, _| {
         let before = asked.fetch_add(1, Ordering::SeqCst);
@@ -124,7 +124,7 @@ async fn everybody_is_told_of_before_they_are_asked_again() {
         .before_again(move |targets| telling.lock().push(targets.to_vec()));
     let answers: Vec<_> = fan_out.collect().await;
     assert!(matches!(answers[0].answer.meaning, Meaning::Accepted { .. }), "{answers:?}");
-    assert_eq!(told.lock().len(), 3);
+    assert_eq!(reported.lock().len(), 3);
 }
 
 #[tokio::test]

@@ -23,7 +23,7 @@ const ALL: Meaning = Meaning::Accepted { proves: true, covers: Covers::Backend }
 
 type Script = Arc<dyn Fn(f32) -> Option<Result<FlushCacheResponse, Status>> + Send + Sync>;
 
-/// An engine that answers a flush as it is told; `None`: never.
+/// An engine that answers a flush as scripted; `None`: never.
 #[derive(Clone)]
 struct Scripted(Script);
 
@@ -83,7 +83,7 @@ async fn a_flush_is_accepted_or_refused() {
 }
 
 #[tokio::test]
-async fn the_engine_is_told_how_long_to_wait_and_asked_once() {
+async fn the_engine_learns_how_long_to_wait_and_asked_once() {
     let address = serve(None, |timeout| Some(Ok(said(timeout.to_bits() == 2.5_f32.to_bits(), "")))).await;
     let backend = over_grpc(EngineKind::Sglang, &format!("http://{address}"), None);
     let verb = Verb::Flush(Flush { timeout: Duration::from_millis(2500), ..Flush::default() });
@@ -128,7 +128,7 @@ async fn where_the_service_lacks_a_method_the_engine_is_asked_over_http() {
 }
 
 #[tokio::test]
-async fn loads_are_told_as_json() {
+async fn loads_are_reported_as_json() {
     let answer = asked(&answering(Ok(said(true, ""))).await, Verb::Loads).await;
     assert_eq!(answer.detail.unwrap()["loads"][0]["num_running_reqs"], 3);
 }

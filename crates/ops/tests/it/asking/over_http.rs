@@ -106,7 +106,7 @@ async fn an_engine_that_is_too_old_for_an_option_is_not_asked() {
 }
 
 #[tokio::test]
-async fn a_release_that_is_not_told_counts_as_the_newest() {
+async fn a_release_that_is_not_reported_counts_as_the_newest() {
     for release in
         [Act::Say(404, String::new()), Act::Say(200, r#"{"version":"0.1.dev7"}"#.to_owned()), Act::Close]
     {
@@ -136,7 +136,7 @@ async fn an_sglang_that_can_wait_is_asked_once() {
     .await;
     let answer = asked(&new.over_http(EngineKind::Sglang), patient()).await;
     assert_eq!((answer.meaning, new.seen.requests()), (Meaning::Refused, 3), "{answer:?}");
-    // An older one is not told how long, and asked again.
+    // An older one is sent no timeout, and asked again.
     let tries = AtomicUsize::new(0);
     let old = Peer::new(move |line, _| match line {
         "GET /server_info HTTP/1.1" => Act::Say(200, r#"{"version":"0.5.9"}"#.to_owned()),

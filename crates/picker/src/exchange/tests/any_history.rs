@@ -15,7 +15,7 @@ struct Plan {
     response_trailers: bool,
     modes: (Mode, Mode),
     events: bool,
-    /// It goes after so many messages.
+    /// It disconnects after this many messages.
     gone_after: usize,
     refused: bool,
     /// The answer's events are withheld and its model renamed, where they are there.

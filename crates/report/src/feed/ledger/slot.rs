@@ -87,7 +87,7 @@ pub(super) struct Slot {
     /// Why it is withheld, because of itself or of what comes before it.
     pub(super) reason: Option<Withheld>,
     pub(super) places: Places,
-    pub(super) told: Option<Lies>,
+    pub(super) reported: Option<Lies>,
 }
 
 impl Slot {
@@ -107,7 +107,7 @@ impl Slot {
             own_reason: None,
             reason: None,
             places: Places::default(),
-            told: None,
+            reported: None,
         }
     }
 

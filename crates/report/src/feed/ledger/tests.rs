@@ -7,8 +7,8 @@ fn block(hash: u64, adapter: &str) -> Described<'_> {
 #[test]
 fn names_of_adapters_go_with_their_blocks() {
     let mut ledger = Ledger::new(Share::All, 0);
-    let mut told = Vec::new();
-    let mut tell = |shift: Shift<'_>| told.push((shift.adapter.to_string(), shift.now.is_some()));
+    let mut reported = Vec::new();
+    let mut tell = |shift: Shift<'_>| reported.push((shift.adapter.to_string(), shift.now.is_some()));
     for at in 0..1_000 {
         let (one, other) = (format!("adapter-{at}"), format!("other-{at}"));
         let chain = [block(1, &one), block(2, &one)];
@@ -19,6 +19,9 @@ fn names_of_adapters_go_with_their_blocks() {
         ledger.remove(Tier::Device, &[1, 2], &mut tell);
         assert!(ledger.is_empty());
     }
-    assert_eq!(ledger.told(), 0);
-    assert!(told.contains(&("adapter-7".to_owned(), true)) && told.contains(&("other-7".to_owned(), true)));
+    assert_eq!(ledger.reported(), 0);
+    assert!(
+        reported.contains(&("adapter-7".to_owned(), true))
+            && reported.contains(&("other-7".to_owned(), true))
+    );
 }

@@ -105,7 +105,7 @@ fn block(rank: u32, kind: Kind, path: &[u8]) -> VisibleBlock {
     VisibleBlock {
         hash: hash(rank, kind, path),
         content: ContentHasher::default().plain(&tokens, attributes.names().namespace()),
-        tokens: tokens.into(),
+        tokens: kvplane_stream::Tokens::from(tokens),
         block_size: SIZE,
         attributes: Arc::new(attributes),
         extra_keys: None,
@@ -259,7 +259,7 @@ proptest! {
         }
         for feed in &mut feeds {
             feed.forget();
-            prop_assert_eq!(feed.ledger.told(), 0);
+            prop_assert_eq!(feed.ledger.reported(), 0);
         }
         prop_assert!(reader.held().is_empty());
     }
@@ -316,7 +316,7 @@ fn fingerprints_are_those_of_other_implementations() {
                 Transition::Stored { tier: Tier::Device, parent: None, blocks: blocks.collect() };
             let reader = Reader::default();
             feed(&common(&reader, Rules::default()), 0).apply(&transition);
-            let told = reader.take_notes().into_iter().map(|note| match note {
+            let reported = reader.take_notes().into_iter().map(|note| match note {
                 Note::Held(prefix) => {
                     assert_eq!(&*prefix.adapter, adapter.unwrap_or_default());
                     (prefix.fingerprint, prefix.tokens)
@@ -324,7 +324,7 @@ fn fingerprints_are_those_of_other_implementations() {
                 other => panic!("{other:?}"),
             });
             let counts = (1..).map(|blocks| 16 * blocks);
-            assert_eq!(told.collect::<Vec<_>>(), wanted.iter().copied().zip(counts).collect::<Vec<_>>());
+            assert_eq!(reported.collect::<Vec<_>>(), wanted.iter().copied().zip(counts).collect::<Vec<_>>());
         }
     }
 }
@@ -332,12 +332,12 @@ fn fingerprints_are_those_of_other_implementations() {
 fn path_notes(reader: &Reader) -> Vec<(u32, Option<CacheTier>)> {
     let paths: Vec<u64> = (1..=4).map(|depth| fingerprint(&vec![0; depth])).collect();
     let depth = |fingerprint: u64| 1 + paths.iter().position(|known| *known == fingerprint).unwrap() as u32;
-    let told = reader.take_notes().into_iter().map(|note| match note {
+    let reported = reader.take_notes().into_iter().map(|note| match note {
         Note::Held(prefix) => (depth(prefix.fingerprint), Some(prefix.tier)),
         Note::Gone { fingerprint, .. } => (depth(fingerprint), None),
         Note::Nothing => (0, None),
     });
-    told.collect()
+    reported.collect()
 }
 
 fn chain(tier: Tier, depths: std::ops::RangeInclusive<usize>) -> Transition {
@@ -351,7 +351,7 @@ fn removal(tier: Tier, depth: usize) -> Transition {
 }
 
 #[test]
-fn what_builds_on_a_hole_is_taken_back_and_told_again() {
+fn what_builds_on_a_hole_is_taken_back_and_reported_again() {
     let reader = Reader::default();
     let mut feed = feed(&common(&reader, Rules::default()), 0);
     feed.apply(&chain(Tier::Device, 1..=3));
@@ -400,7 +400,7 @@ fn what_leaves_the_device_can_be_taken_to_lie_behind_it_up_to_a_bound() {
 }
 
 #[test]
-fn another_block_under_an_old_hash_takes_back_what_was_told() {
+fn another_block_under_an_old_hash_takes_back_what_was_reported() {
     let reader = Reader::default();
     let mut feed = feed(&common(&reader, Rules::default()), 0);
     feed.apply(&chain(Tier::Device, 1..=3));

@@ -81,7 +81,7 @@ fn adds_wait_for_the_window_or_for_company() {
 }
 
 #[test]
-fn what_comes_and_goes_within_a_window_is_not_told() {
+fn what_comes_and_goes_within_a_window_is_not_reported() {
     let mut outbox = begun(OutboxOptions::default());
     outbox.note(&[held(1), held(2), gone(1)], MS);
     assert_eq!(fingerprints(&only(&mut outbox, WINDOW + MS)), [2]);
@@ -106,7 +106,7 @@ fn evictions_follow_the_adds_before_them_several_at_a_time() {
 }
 
 #[test]
-fn a_failed_call_is_told_again_after_a_pause() {
+fn a_failed_call_is_reported_again_after_a_pause() {
     let mut outbox = begun(OutboxOptions::default());
     outbox.note(&[held(1)], MS);
     let call = only(&mut outbox, 200 * MS);
@@ -138,7 +138,7 @@ fn all_taken(outbox: &mut Outbox, from: Duration, until: Duration) -> Vec<(Durat
 }
 
 #[test]
-fn an_eviction_after_an_add_without_an_answer_is_told_twice() {
+fn an_eviction_after_an_add_without_an_answer_is_reported_twice() {
     let mut outbox = begun(OutboxOptions::default());
     outbox.note(&[held(1), held(2)], MS);
     let call = only(&mut outbox, 200 * MS);
@@ -163,7 +163,7 @@ fn an_eviction_after_an_add_without_an_answer_is_told_twice() {
 }
 
 #[test]
-fn a_clear_after_a_call_without_an_answer_is_told_twice_and_nothing_between() {
+fn a_clear_after_a_call_without_an_answer_is_reported_twice_and_nothing_between() {
     let mut outbox = begun(OutboxOptions::default());
     outbox.note(&[held(1)], MS);
     let call = only(&mut outbox, 200 * MS);
@@ -183,7 +183,7 @@ fn a_refused_add_waits_for_its_refresh_a_refused_eviction_does_not() {
     let call = only(&mut outbox, 200 * MS);
     outbox.done(call.ticket, Outcome::Refused, 200 * MS);
     assert!(outbox.is_settled());
-    assert_eq!((outbox.counts().refused_blocks, outbox.counts().told_blocks), (1, 0));
+    assert_eq!((outbox.counts().refused_blocks, outbox.counts().reported_blocks), (1, 0));
     outbox.note(&[gone(1)], 300 * MS);
     let call = only(&mut outbox, 500 * MS);
     outbox.done(call.ticket, Outcome::Refused, 500 * MS);
@@ -220,7 +220,7 @@ fn a_server_that_holds_nothing_is_not_cleared_again() {
 }
 
 #[test]
-fn a_new_connection_is_told_everything_and_evicts_nothing() {
+fn a_new_connection_is_sent_everything_and_evicts_nothing() {
     let mut outbox = begun(OutboxOptions::default());
     outbox.note(&[held(1), held(2)], MS);
     let call = only(&mut outbox, 200 * MS);
@@ -289,7 +289,7 @@ fn a_message_stays_below_its_bound() {
 }
 
 #[test]
-fn what_is_held_is_told_again_spread_over_the_refresh() {
+fn what_is_held_is_reported_again_spread_over_the_refresh() {
     let refresh = Duration::from_mins(10);
     let mut outbox = begun(OutboxOptions { refresh, ..OutboxOptions::default() });
     let notes: Vec<Note> = (0..6_000).map(held).collect();
@@ -299,11 +299,11 @@ fn what_is_held_is_told_again_spread_over_the_refresh() {
     for second in 1..=1_800_u64 {
         let now = Duration::from_secs(second);
         while let Next::Call(call) = outbox.next(now) {
-            let told = fingerprints(&call);
+            let reported = fingerprints(&call);
             if second > 2 {
-                most = most.max(told.len());
+                most = most.max(reported.len());
             }
-            for fingerprint in told {
+            for fingerprint in reported {
                 last[fingerprint as usize] = second;
             }
             outbox.done(call.ticket, Outcome::Taken, now);
@@ -315,7 +315,7 @@ fn what_is_held_is_told_again_spread_over_the_refresh() {
 }
 
 #[test]
-fn what_is_not_sure_is_told_once() {
+fn what_is_not_sure_is_reported_once() {
     let refresh = Duration::from_mins(1);
     let mut outbox = begun(OutboxOptions { refresh, max_evictions: 1, ..OutboxOptions::default() });
     let left = |fingerprint| match held_in(fingerprint, "", CacheTier::T2) {
@@ -357,7 +357,7 @@ fn fingerprints_of(said: &[(Duration, Saying)]) -> Vec<u64> {
 }
 
 #[test]
-fn what_waits_is_told_at_once_when_it_ends() {
+fn what_waits_is_reported_at_once_when_it_ends() {
     let mut outbox = begun(OutboxOptions::default());
     outbox.note(&[held(1)], MS);
     outbox.close();

@@ -23,7 +23,7 @@ pub struct RepublishConfig {
     /// What a new subscriber is sent before the rest.
     #[serde(default, skip_serializing_if = "is_batch")]
     pub announce: AnnounceConfig,
-    /// Whoever reaches the addresses may read: `ZeroMQ` asks nobody. Needed beyond loopback.
+    /// Anyone who can reach the addresses can read them: `ZeroMQ` has no authentication here. Needed beyond loopback.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub open: bool,
 }

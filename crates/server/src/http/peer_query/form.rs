@@ -88,7 +88,7 @@ pub(super) fn check(body: &[u8], by_tokens: bool) -> Option<Refusal> {
 /// Values are prompts: errors name the missing field, and of a wrong value only its place.
 fn without_values(error: &serde_json::Error) -> String {
     let text = error.to_string();
-    if ["missing field", "duplicate field"].iter().any(|told| text.starts_with(told)) {
+    if ["missing field", "duplicate field"].iter().any(|start| text.starts_with(start)) {
         return text;
     }
     format!("at line {} column {}", error.line(), error.column())
@@ -98,7 +98,7 @@ fn without_values(error: &serde_json::Error) -> String {
 mod tests {
     use super::*;
 
-    fn told(body: &str, by_tokens: bool) -> (u16, String) {
+    fn refused(body: &str, by_tokens: bool) -> (u16, String) {
         match unreadable(body.as_bytes(), by_tokens) {
             Refusal::Text(status, message) => (status.as_u16(), message),
             other @ Refusal::Json(..) => panic!("{other:?}"),
@@ -120,11 +120,11 @@ mod tests {
             (r#"{"token_ids":[1]}"#, 422),
             (r#"[[1],"m","g","t",null,null]"#, 422),
         ] {
-            let (told, message) = told(body, true);
-            assert_eq!(told, status, "{body}: {message}");
+            let (refused, message) = refused(body, true);
+            assert_eq!(refused, status, "{body}: {message}");
             assert!(!message.contains("hush") && !message.contains("4294967296"), "{message}");
         }
-        assert!(told(r#"{"block_hashes":[1]}"#, false).1.contains("`model_name`"));
-        assert_eq!(told(r#"{"block_hashes":[9223372036854775808],"model_name":"m"}"#, false).0, 422);
+        assert!(refused(r#"{"block_hashes":[1]}"#, false).1.contains("`model_name`"));
+        assert_eq!(refused(r#"{"block_hashes":[9223372036854775808],"model_name":"m"}"#, false).0, 422);
     }
 }

@@ -59,7 +59,7 @@ async fn pages_follow_each_other_by_name_and_miss_nothing() {
 }
 
 #[tokio::test]
-async fn metrics_are_told_by_stream_by_engine_or_by_model() {
+async fn metrics_are_reported_by_stream_by_engine_or_by_model() {
     let metrics = plane(3).await.metrics;
     let page = |detail| metrics.read(detail).unwrap();
     let count = |page: &str, start: &str| page.lines().filter(|line| line.starts_with(start)).count();

@@ -70,7 +70,7 @@ fn engines(fleet: &Value) -> Vec<&str> {
 }
 
 #[tokio::test]
-async fn a_watcher_is_told_everything_and_then_what_changes() {
+async fn a_watcher_is_sent_everything_and_then_what_changes() {
     let (watching, fleet) = plane().await;
     let mut reader = Reader::begin(&watching).await;
     let (name, hello) = reader.next().await.unwrap();
@@ -106,21 +106,21 @@ async fn a_watcher_is_told_everything_and_then_what_changes() {
 }
 
 #[tokio::test]
-async fn another_plane_is_told_without_ranks_and_again_when_it_changes() {
+async fn another_plane_is_reported_without_ranks_and_again_when_it_changes() {
     let (watching, fleet) = plane().await;
     let mut reader = Reader::begin(&watching).await;
     let described = serde_json::json!({"id": "elsewhere", "kind": "kvplane", "grpc": "http://127.0.0.1:1"});
     let config: EngineConfig = serde_json::from_value(described).unwrap();
     fleet.add(vec![config.plan().unwrap()], Origin::Api).await.unwrap();
     let trouble = |fleet: &Value| fleet["links"][0]["trouble"].clone();
-    let told = reader.until("fleet", |fleet| trouble(fleet) == "unreached").await;
-    let link = &told["links"][0];
+    let reported = reader.until("fleet", |fleet| trouble(fleet) == "unreached").await;
+    let link = &reported["links"][0];
     assert_eq!((&link["engine"], &link["connected"]), (&"elsewhere".into(), &false.into()));
     assert_eq!(link["trouble_words"], "the other plane does not answer");
 }
 
 #[tokio::test]
-async fn nobody_on_the_way_keeps_what_is_told() {
+async fn nobody_on_the_way_keeps_what_is_reported() {
     let (watching, _fleet) = plane().await;
     let response = watch(State(watching)).await.into_response();
     let header = |name| response.headers().get(name).unwrap().to_str().unwrap();

@@ -78,11 +78,11 @@ fn what_the_stream_shows_counts_whatever_the_answer_was() {
     };
     assert_eq!(
         why(false),
-        "its stream shows the clear; it reached the device alone: host holds 12 blocks; reset_external asks for all tiers"
+        "its stream shows the clear; only the device was flushed: host holds 12 blocks; reset_external flushes all tiers"
     );
     assert_eq!(
         why(true),
-        "its stream shows the clear; the engine reports that other tiers were flushed too, which no stream shows: \
+        "its stream shows the clear; the engine reports that other tiers were flushed too, which event streams cannot show: \
          host holds 12 blocks"
     );
 }
@@ -156,7 +156,7 @@ fn a_success_that_cannot_be_proven_is_done_and_says_why() {
     };
     let (verdict, why) = rule(&|_| {});
     assert_eq!(verdict, Verdict::Timeout);
-    assert_eq!(why, "so it says; its stream showed nothing by the proof timeout; a hint");
+    assert_eq!(why, "so it says; not confirmed by its stream within the proof timeout; a hint");
     for continuity in [Continuity::Connecting, Continuity::Recovering, Continuity::Down] {
         let (verdict, why) = rule(&|sight| sight.continuity = continuity);
         assert_eq!(verdict, Verdict::Done);
@@ -189,5 +189,5 @@ fn what_no_stream_shows_is_done_if_the_engine_says_so() {
     }
     let profile = Wanted { verb: VerbName::StartProfile, all_tiers: false };
     let ruling = judge(profile, &answer(MEANINGS[0], false), true, None);
-    assert_eq!(ruling.why, "so it says; no stream shows a profile");
+    assert_eq!(ruling.why, "so it says; event streams do not show profiles");
 }

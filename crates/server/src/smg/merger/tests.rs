@@ -68,7 +68,7 @@ fn gateways_that_begin_together_share_a_state() {
         let block = VisibleBlock {
             hash,
             content: hash,
-            tokens: Arc::from([1]),
+            tokens: kvplane_stream::Tokens::from([1]),
             block_size: 1,
             attributes: Arc::default(),
             extra_keys: None,

@@ -14,6 +14,11 @@ fn prompt(seed: u32) -> Vec<u32> {
     (0..2_000).map(|at| seed * 10_000 + at).collect()
 }
 
+/// So short that its own work matters less than a request that is there already.
+fn short(seed: u32) -> Vec<u32> {
+    (0..64).map(|at| seed * 10_000 + at).collect()
+}
+
 async fn pick(rig: &Rig, prompt: &[u32]) -> Value {
     let (code, picked) =
         call(rig.http, "POST", "/v1/pick", &json!({"model": "sim", "token_ids": prompt})).await;
@@ -73,13 +78,13 @@ async fn gateways_on_several_planes_count_each_others_requests() {
         wait(site, FOLLOWED, 1).await;
     }
     wait(&a, FOLLOWING, 2).await;
-    // What was booked before is told.
+    // Earlier bookings are sent.
     for site in [&b, &c] {
         wait(site, OTHERS, 1).await;
     }
     // The next one goes to the other engine, wherever it is asked: each plane knows all work.
     let there = |picked: &Value| picked["endpoints"][0]["engine"].as_str().unwrap().replace("a/", "");
-    let second = pick(&b, &prompt(2)).await;
+    let second = pick(&b, &short(2)).await;
     assert_ne!(there(&second), there(&early));
     wait(&a, OTHERS, 1).await;
     wait(&c, OTHERS, 2).await;
@@ -87,16 +92,16 @@ async fn gateways_on_several_planes_count_each_others_requests() {
         assert_eq!(counted(&c, engine, &prompt(99)).await, (true, false));
     }
     // The same prompt goes where it is on its way, although another plane sent it there.
-    let same = pick(&c, &prompt(2)).await;
+    let same = pick(&c, &short(2)).await;
     assert_eq!((there(&same), same["why"].as_str()), (there(&second), Some("in_flight")), "{same}");
     wait(&b, ALL, 3).await;
-    // A first token and an end are told.
+    // A first token and an end are sent.
     report(&b, &second, "first_token").await;
     report(&c, &same, "finish").await;
     wait(&a, ALL, 2).await;
     // After the first token the prompt is where the engine's events say; the request still counts.
     let begun = Instant::now();
-    while counted(&c, &format!("a/{}", there(&second)), &prompt(2)).await != (true, false) {
+    while counted(&c, &format!("a/{}", there(&second)), &short(2)).await != (true, false) {
         assert!(begun.elapsed() < DEADLINE);
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
@@ -155,18 +160,64 @@ async fn what_a_plane_tells_is_bounded_and_what_is_not_known_is_counted() {
         (update.prompt_tokens, update.prefixes.is_empty(), ours["booked"].as_bool()),
         (2_000, false, Some(true))
     );
-    // More than a share of the books is not taken.
-    for from in 0..20 {
-        let updates = (0..1_000)
-            .map(|at| BookingUpdate { prefixes: Vec::new(), ..booked(1_000 * (from + 1) + at, "e0") });
-        out.send(BookingBatch { updates: updates.collect() }).await.unwrap();
-    }
-    wait(&a, "kvplane_route_shared_updates_total{direction=\"received\"}", 20_007).await;
+    // More than a share of the books is not taken, and what is told in vain costs no more than what is taken.
+    let mut reported = 0;
+    let mut tell = async |thousands: u64| {
+        let begun = Instant::now();
+        for from in reported..reported + thousands {
+            let updates = (0..1_000)
+                .map(|at| BookingUpdate { prefixes: Vec::new(), ..booked(1_000 * (from + 1) + at, "e0") });
+            out.send(BookingBatch { updates: updates.collect() }).await.unwrap();
+        }
+        reported += thousands;
+        wait(&a, "kvplane_route_shared_updates_total{direction=\"received\"}", reported * 1_000 + 7).await;
+        begun.elapsed()
+    };
+    let taken = tell(16).await;
+    let in_vain = tell(16).await;
+    assert!(in_vain < taken * 8 + Duration::from_secs(1), "{taken:?} and {in_vain:?}");
     assert_eq!(metric(&a, OTHERS).await, 16_384);
     assert_eq!(
         metric(&a, "kvplane_route_shared_updates_dropped_total{reason=\"full\"}").await,
-        20_001 - 16_384
+        32_001 - 16_384
     );
     drop(out);
     wait(&a, ALL, 1).await;
+}
+
+/// What waits for a plane that does not read is bounded in bytes too, and one host does not take all places.
+#[tokio::test(flavor = "multi_thread")]
+async fn planes_that_do_not_read_are_bounded_in_bytes_and_number() {
+    let engine = Engine::plain();
+    let a = Rig::hasty(&[&engine]).await;
+    a.live(0).await;
+    let mut client = RoutingClient::connect(a.url()).await.unwrap();
+    let mut open = Vec::new();
+    let mut share = async || {
+        let (out, sent) = tokio::sync::mpsc::channel(4);
+        client.share_bookings(ReceiverStream::new(sent)).await.map(|heard| (out, heard))
+    };
+    let (speaks, _heard) = share().await.unwrap();
+    for _ in 1..32 {
+        open.push(share().await.unwrap());
+    }
+    let refused = share().await.unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::ResourceExhausted);
+    // 6 MiB for each that follows: far fewer updates than may wait.
+    for from in 0..15u64 {
+        let booked = |id: u64| BookingUpdate {
+            id,
+            change: BookingChange::Booked.into(),
+            engine: "e0".to_owned(),
+            prompt_tokens: 100_000,
+            uncached_tokens: 100_000,
+            prefixes: vec![id; 512],
+            ..Default::default()
+        };
+        let updates = (from * 100..from * 100 + 100).map(booked).collect();
+        speaks.send(BookingBatch { updates }).await.unwrap();
+    }
+    wait(&a, "kvplane_route_shared_updates_dropped_total{reason=\"lagging\"}", 31).await;
+    wait(&a, FOLLOWING, 1).await;
+    drop(open);
 }

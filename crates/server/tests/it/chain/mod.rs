@@ -29,12 +29,12 @@ async fn prompt_of(site: &Rig, id: &str) -> Vec<u32> {
         let mut line = Vec::new();
         while let Some(chain) = chains.get(&hash) {
             line.push(chain.tokens.clone());
-            match chain.parent {
+            match chain.parent() {
                 kvplane_stream::Parent::Block(parent) => hash = parent,
                 kvplane_stream::Parent::Root => break,
             }
         }
-        line.iter().rev().flat_map(|tokens| tokens.to_vec()).collect::<Vec<u32>>()
+        line.iter().rev().flat_map(kvplane_stream::Tokens::to_vec).collect::<Vec<u32>>()
     };
     chains.keys().map(|&hash| tokens(hash)).max_by_key(Vec::len).unwrap()
 }
@@ -173,7 +173,7 @@ async fn a_cut_that_outlasts_the_window_is_a_reset_for_everybody() {
 }
 
 fn cursor(status: &kvplane_ingest::StreamStatus) -> proto::Cursor {
-    proto::Cursor { epoch: status.epoch.as_u64(), sequence: status.cursor.sequence }
+    proto::Cursor { epoch: status.epoch.as_u64(), sequence: status.cursor.sequence, digest: None }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -114,7 +114,7 @@ async fn only(reports: &Reports) -> Arc<ReplicaReport> {
     reports.replicas().remove(0)
 }
 
-fn is_told(report: &ReplicaReport) -> bool {
+fn is_reported(report: &ReplicaReport) -> bool {
     let adds = SAYINGS.iter().position(|saying| *saying == "adds").unwrap();
     let taken = CALL_OUTCOMES.iter().position(|outcome| *outcome == "taken").unwrap();
     report.state() == "told" && report.calls(adds, taken) > 0
@@ -146,13 +146,13 @@ async fn a_plane_is_reported_to_with_the_token_that_it_wants() {
     let report = only(&reports).await;
     until("an unknown token is not taken", || report.state() == "failing").await;
     files.write("token", "first\n");
-    until("the file is read again", || is_told(&report)).await;
+    until("the file is read again", || is_reported(&report)).await;
     // Another one from the next call on, over the same connection.
     access.replace(keys("second")).unwrap();
     engine.work(5);
     until("the old one is not taken", || report.state() == "failing").await;
     files.write("token", "second");
-    until("the file is read again", || is_told(&report)).await;
+    until("the file is read again", || is_reported(&report)).await;
     assert_eq!(report.link.connects(), 1);
     reports.shutdown().await;
 
@@ -161,6 +161,6 @@ async fn a_plane_is_reported_to_with_the_token_that_it_wants() {
     let reports = Reports::default();
     reports.set(&b.plane, vec![spec(Credentials { certificate: shown, ..trusting() })]);
     let report = only(&reports).await;
-    until("a certificate is as good as a token", || is_told(&report)).await;
+    until("a certificate is as good as a token", || is_reported(&report)).await;
     reports.shutdown().await;
 }

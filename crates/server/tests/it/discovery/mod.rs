@@ -242,7 +242,7 @@ async fn what_is_configured_wins_and_the_rest_is_asked_for() {
     let described = json!({"id": "e", "kind": "vllm", "model": "sim", "http": fake.url, "discover": true,
         "events": events, "ranks": 1});
     add(&rig, described).await;
-    // With the replay address, which only the engine told, all that happened before is known.
+    // With the replay address, which only the engine knew, all that happened before is known.
     until(&rig, "e", "exact", |ranks| ranks[0].trust.level() == Trust::Exact).await;
     let ranks = rig.plane.engine("e").unwrap().spec.source.ranks();
     assert_eq!(ranks.len(), 1);
@@ -279,7 +279,7 @@ async fn a_block_size_that_contradicts_the_configured_one_is_an_error_state() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn adapters_that_events_do_not_name_are_told_as_trust() {
+async fn adapters_that_events_do_not_name_are_reported_as_trust() {
     let mut engine = Engine::start(|config| config.profile = Profile::Sglang0_5_22);
     engine.work(3);
     let [events, replay] =

@@ -10,6 +10,7 @@
 )]
 
 mod peers;
+mod picker;
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -44,8 +45,13 @@ struct Served {
 
 impl Served {
     async fn with(bounds: Bounds) -> Self {
+        Self::beside(bounds, |service| service).await
+    }
+
+    /// The same with more listeners.
+    async fn beside(bounds: Bounds, more: impl FnOnce(Service) -> Service) -> Self {
         let plane = Plane::start(Vec::new(), &PlaneOptions::default()).unwrap();
-        let service = Service::new(plane, Options { bounds, ..Options::default() });
+        let service = more(Service::new(plane, Options { bounds, ..Options::default() }));
         let http = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let grpc = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addresses = (http.local_addr().unwrap(), grpc.local_addr().unwrap());
@@ -101,7 +107,14 @@ impl Served {
 
     /// One raw gRPC call over an HTTP/2 connection of its own; the sender goes on with the body.
     async fn raw_call(&self, path: &str) -> (h2::client::ResponseFuture, h2::SendStream<bytes::Bytes>) {
-        let stream = TcpStream::connect(self.grpc).await.unwrap();
+        Self::raw_call_at(self.grpc, path).await
+    }
+
+    async fn raw_call_at(
+        address: SocketAddr,
+        path: &str,
+    ) -> (h2::client::ResponseFuture, h2::SendStream<bytes::Bytes>) {
+        let stream = TcpStream::connect(address).await.unwrap();
         let (send, connection) = h2::client::handshake(stream).await.unwrap();
         tokio::spawn(connection);
         let request = http::Request::post(format!("http://plane{path}"))
@@ -136,7 +149,11 @@ async fn every_bound_is_in_the_reference_and_holds() {
         match row.name {
             "connections" => connections().await,
             "front connections" => peers::front_connections().await,
-            "idle HTTP/2" => peers::idle_http2().await,
+            "idle HTTP/2" => {
+                peers::idle_http2().await;
+                picker::idle().await;
+            }
+            "HTTP/2" => http2_is_not_spoken().await,
             "request head" => request_head().await,
             "HTTP/2 preface" => preface().await,
             "idle" => idle().await,
@@ -153,12 +170,19 @@ async fn every_bound_is_in_the_reference_and_holds() {
             "message size" => message_size().await,
             "decoded size" => decoded_size().await,
             "dumps" => dumps().await,
+            "picker streams" => picker::streams().await,
+            "picker messages" => picker::messages().await,
             // By name: auth::tests::secure::half_a_handshake_ends,
             // edge::tests::a_peer_that_does_not_read_is_closed,
             // front::evidence::tests::the_budget_is_a_bound, in kvplane-stream
             // journal::evidence::tests::contents_are_remembered_within_their_bound, and in kvplane-socket
-            // tests/bounds.rs and publish::tests.
-            "TLS handshake"
+            // tests/bounds.rs and publish::tests. In kvplane-gateway
+            // refusals::one_client_takes_neither_all_bytes_nor_all_places and
+            // refusals::what_takes_too_long_or_is_too_long_is_counted; here chain::bookings.
+            "gateway"
+            | "gateway bodies"
+            | "shared bookings"
+            | "TLS handshake"
             | "unread response"
             | "copied calls"
             | "evidence"
@@ -183,6 +207,30 @@ async fn connections() {
     }
     served.closed("http", "displaced", 30.0).await;
     served.closed("grpc", "displaced", 30.0).await;
+}
+
+/// A client that speaks HTTP/2 at once: none of the bounds of the gRPC listener would hold for it.
+async fn http2_is_not_spoken() {
+    let served = Served::with(Bounds::default()).await;
+    let stream = TcpStream::connect(served.http).await.unwrap();
+    let (mut send, connection) = h2::client::handshake(stream).await.unwrap();
+    let request = http::Request::get("http://plane/healthz").body(()).unwrap();
+    let answer = send.send_request(request, true).map(|(response, _)| response);
+    let ended = timeout(DEADLINE, connection).await.expect("the server closes");
+    assert!(ended.is_err(), "{ended:?}");
+    if let Ok(answer) = answer {
+        assert!(timeout(DEADLINE, answer).await.expect("an end").is_err());
+    }
+    served.closed("http", "http2", 1.0).await;
+    assert!(served.get("/healthz").await.ends_with("ok\n"));
+    // It may come in pieces, and end before it is whole.
+    let mut slow = TcpStream::connect(served.http).await.unwrap();
+    for byte in b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" {
+        slow.write_all(&[*byte]).await.unwrap();
+    }
+    let mut answer = Vec::new();
+    let _ = timeout(DEADLINE, slow.read_to_end(&mut answer)).await.expect("the server closes");
+    served.closed("http", "http2", 2.0).await;
 }
 
 async fn request_head() {

@@ -21,7 +21,7 @@ use tonic::{Code, Status};
 use super::{DEADLINE, SHORT, Served, framed, status};
 
 /// What a client sends first: the preface, and no settings of its own.
-const HELLO: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+pub(super) const HELLO: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
 /// A front without an engine. Of its own calls one is never answered, and the answer to another never ends.
 struct Fronted {

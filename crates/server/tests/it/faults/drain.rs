@@ -135,7 +135,7 @@ async fn what_is_predicted_is_what_the_engine_reuses() {
     assert!(hits > 20, "{hits} of 40");
 }
 
-/// The engine dies and comes back, having told so many events before it is reached.
+/// The engine dies and comes back, having published this many events before it is reached.
 async fn restart_is_survived(ahead: impl Fn(u64) -> u64) {
     let mut server = DrainedEngine::start(|_| {});
     server.work(10);

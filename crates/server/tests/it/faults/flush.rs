@@ -156,7 +156,7 @@ every_engine! {
         rig.exact(0, &engine).await;
         rig.stream(0).begin_flush().unwrap().refused();
         assert_eq!(credited(&rig, 1).await.0, WHOLE, "nothing was flushed");
-        // Whoever waits goes away: it is as if the time was over.
+        // The caller disconnects: this counts as a timeout.
         let watch = rig.stream(0).begin_flush().unwrap();
         watch.accepted();
         assert_eq!(credited(&rig, 1).await, (0, json!("flushing")));

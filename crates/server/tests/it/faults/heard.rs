@@ -15,7 +15,7 @@ use crate::rig::{Engine, Rig, soon_down, until};
 
 const BLOCK: usize = 16;
 
-/// A book that names whoever holds anything.
+/// A book that lists every holder.
 struct Hearing {
     book: Arc<Book>,
     feeds: Feeds,
@@ -85,7 +85,7 @@ impl Hearing {
     }
 }
 
-/// Waits until everything that the engine has said was heard and told.
+/// Waits until everything that the engine published was read and forwarded.
 async fn heard(rig: &Rig, hearing: &Hearing, engine: &Engine) -> StreamStatus {
     let last = engine.next_sequence().checked_sub(1);
     let live = |status: &StreamStatus| status.continuity == Continuity::Live;
@@ -157,7 +157,7 @@ every_engine! {
         engine.sim.fault(None, Fault::Lose(1));
         engine.work(4);
         assert!(look_up_and_run(&rig, &hearing, &mut engine, 20).await > 0, "the state heals by itself");
-        // Now it cannot even be told whether it is the same life.
+        // Now not even the epoch can be determined.
         engine.sim.fault(None, Fault::Replay(ReplayMode::Off));
         engine.sim.fault(None, Fault::Drop(2));
         engine.work(4);
@@ -169,7 +169,7 @@ every_engine! {
 }
 
 every_engine! {
-    async fn a_clear_is_told_at_once() {
+    async fn a_clear_is_reported_at_once() {
         let mut engine = Engine::plain();
         engine.work(10);
         let rig = Rig::over(&[&engine]).await;
@@ -299,7 +299,7 @@ async fn adapters_answer_under_their_names_and_other_identities_never() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn caches_that_main_blocks_say_too_little_of_are_not_told() {
+async fn caches_that_main_blocks_say_too_little_of_are_not_reported() {
     for (groups, eagle, reason) in
         [("sliding:64,sliding:64,full", false, Withheld::Hybrid), ("full", true, Withheld::GivesUpLast)]
     {
@@ -347,7 +347,7 @@ async fn tiers_behind_the_device_count_where_they_say_exactly_what_they_hold() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn of_tiers_in_doubt_the_device_alone_is_told() {
+async fn of_tiers_in_doubt_the_device_alone_is_reported() {
     let chunks =
         HostOptions { blocks: 160, chunk: Some(64), events: HostEvents::SelfDescribing, storage_blocks: 0 };
     let storage = HostOptions { storage_blocks: 320, ..chunks };

@@ -32,7 +32,7 @@ fn options(turn: usize) -> CompletionOptions {
     }
 }
 
-/// So many requests are predicted, each exactly; says how many found something.
+/// Predicts this many requests, each exactly; returns how many found something.
 async fn predicted(rig: &Rig, engine: &mut Engine, requests: usize) -> usize {
     let mut hits = 0;
     for turn in 0..requests {

@@ -111,12 +111,12 @@ fn question(ids: &[u32], asks: &Value) -> Value {
 }
 
 /// Every identity finds its own blocks, all of them, and none of another's.
-async fn each_finds_its_own(rig: &Rig, told: &[Identity]) {
-    for (at, identity) in told.iter().enumerate() {
+async fn each_finds_its_own(rig: &Rig, reported: &[Identity]) {
+    for (at, identity) in reported.iter().enumerate() {
         let found = tokens(rig, &question(&whole(), &identity.asks)).await;
         assert_eq!(found, prompt(at).len() as u64, "{}", identity.asks);
     }
-    let asked: Vec<&Value> = told.iter().map(|identity| &identity.asks).collect();
+    let asked: Vec<&Value> = reported.iter().map(|identity| &identity.asks).collect();
     for identity in unheard_of().iter().filter(|identity| !asked.contains(&&identity.asks)) {
         assert_eq!(tokens(rig, &question(&whole(), &identity.asks)).await, 0, "{}", identity.asks);
     }
@@ -132,8 +132,8 @@ fn engine(profile: Profile, change: impl FnOnce(&mut SimConfig)) -> Engine {
 }
 
 /// The engine computes the same tokens under every identity.
-fn serve(engine: &Engine, told: &[Identity]) {
-    for (at, identity) in told.iter().enumerate() {
+fn serve(engine: &Engine, reported: &[Identity]) {
+    for (at, identity) in reported.iter().enumerate() {
         engine.sim.complete(&prompt(at), 1, &identity.request).unwrap();
     }
     engine.sim.state();
@@ -141,12 +141,12 @@ fn serve(engine: &Engine, told: &[Identity]) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn vllm_and_what_follows_a_plane_over_it() {
-    let told: Vec<Identity> = named().into_iter().chain(pictured()).collect();
+    let reported: Vec<Identity> = named().into_iter().chain(pictured()).collect();
     let engine = engine(Profile::Vllm0_32, |_| {});
-    serve(&engine, &told);
+    serve(&engine, &reported);
     let rig = Rig::over(&[&engine]).await;
     rig.exact(0, &engine).await;
-    each_finds_its_own(&rig, &told).await;
+    each_finds_its_own(&rig, &reported).await;
     // The same through SMG's contract, and as a copy of the plane.
     for spec in [
         json!({ "id": "r", "kind": "grpc", "model": "sim", "events": format!("grpc://{}", rig.grpc) }),
@@ -156,7 +156,7 @@ async fn vllm_and_what_follows_a_plane_over_it() {
         let (status, answer) = crate::faults::members::ask(&behind, "POST", "/v1/engines", &spec).await;
         assert_eq!(status, 201, "{answer}");
         followed(&rig, &behind).await;
-        each_finds_its_own(&behind, &told).await;
+        each_finds_its_own(&behind, &reported).await;
     }
 }
 
@@ -179,21 +179,21 @@ async fn followed(rig: &Rig, behind: &Rig) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_host_tier_that_leaves_out_keys_holds_what_the_device_told() {
-    let told: Vec<Identity> = named().into_iter().chain(pictured()).collect();
+async fn a_host_tier_that_leaves_out_keys_holds_what_the_device_reported() {
+    let reported: Vec<Identity> = named().into_iter().chain(pictured()).collect();
     let engine = engine(Profile::Vllm0_32, |config| {
         config.blocks = 40;
         config.vllm.host.blocks = 600;
         config.vllm.host.events = HostEvents::SelfDescribing;
     });
-    serve(&engine, &told);
+    serve(&engine, &reported);
     let rig = Rig::over(&[&engine]).await;
     rig.exact(0, &engine).await;
-    each_finds_its_own(&rig, &told).await;
+    each_finds_its_own(&rig, &reported).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tokens_on_the_host_of_which_the_device_told_nothing_may_be_anybodys() {
+async fn tokens_on_the_host_of_which_the_device_reported_nothing_may_be_anybodys() {
     let engine = engine(Profile::Vllm0_32, |_| {});
     let rig = Rig::over(&[&engine]).await;
     rig.live(0).await;
@@ -227,11 +227,11 @@ async fn vllm_that_numbers_its_adapters() {
     let engine = engine(Profile::Vllm0_10, |_| {});
     let rig = Rig::over(&[&engine]).await;
     rig.live(0).await;
-    let told: Vec<Identity> = [None, Some(1), Some(2)]
+    let reported: Vec<Identity> = [None, Some(1), Some(2)]
         .map(|id| Identity { asks: json!({ "lora_id": id }), ..none() })
         .into_iter()
         .collect();
-    for (at, identity) in told.iter().enumerate() {
+    for (at, identity) in reported.iter().enumerate() {
         let blocks = prompt(at).len() as u64 / BLOCK;
         let store = OwnedStored {
             block_hashes: (0..blocks).map(|block| OwnedHash::Unsigned(at as u64 * 100 + block)).collect(),
@@ -245,7 +245,7 @@ async fn vllm_that_numbers_its_adapters() {
         engine.sim.publish_raw(None, &encode_batch(Profile::Vllm0_10, at as f64, Some(0), &events));
         rig.until(0, "heard", |status| status.engine_sequence == Some(at as u64)).await;
     }
-    for (at, identity) in told.iter().enumerate() {
+    for (at, identity) in reported.iter().enumerate() {
         let found = tokens(&rig, &question(&whole(), &identity.asks)).await;
         assert_eq!(found, prompt(at).len() as u64, "{}", identity.asks);
     }
@@ -257,17 +257,17 @@ async fn vllm_that_numbers_its_adapters() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn sglang() {
-    let told = named();
+    let reported = named();
     let dynamo = SglangOptions { dynamo_format: true, ..SglangOptions::default() };
     let engine = engine(Profile::Sglang0_5_22, |config| config.sglang = dynamo);
-    serve(&engine, &told);
+    serve(&engine, &reported);
     // Images are values in the place of tokens.
     let picture = none().image("x", 0, 20);
     engine.sim.complete(&prompt(1), 1, &picture.request).unwrap();
     engine.sim.state();
     let rig = Rig::over(&[&engine]).await;
     rig.exact(0, &engine).await;
-    each_finds_its_own(&rig, &told).await;
+    each_finds_its_own(&rig, &reported).await;
     assert_eq!(tokens(&rig, &question(&whole(), &picture.asks)).await, 0, "nobody can know the values");
     let padded = |id: &str| {
         let images = vec![Image { id: id.to_owned(), offset: 0, length: 20 }];
@@ -279,12 +279,12 @@ async fn sglang() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn tokenspeed_tells_tokens_alone() {
-    let told = [none()];
+    let reported = [none()];
     let engine = engine(Profile::Tokenspeed0_1_1, |_| {});
-    serve(&engine, &told);
+    serve(&engine, &reported);
     let rig = Rig::over(&[&engine]).await;
     rig.exact(0, &engine).await;
-    each_finds_its_own(&rig, &told).await;
+    each_finds_its_own(&rig, &reported).await;
     for identity in named().iter().skip(1).chain(&pictured()) {
         assert_eq!(tokens(&rig, &question(&whole(), &identity.asks)).await, 0, "{}", identity.asks);
     }
@@ -309,18 +309,18 @@ fn as_tensorrt_llm_tells(images: &[(&str, usize, usize)]) -> Identity {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn tensorrt_llm_pushed() {
-    let told = [
+    let reported = [
         none(),
         as_tensorrt_llm_tells(&[("aa", 0, 20)]),
         as_tensorrt_llm_tells(&[("bb", 0, 20)]),
         as_tensorrt_llm_tells(&[("aa", 16, 20)]),
     ];
     let engine = engine(Profile::TrtllmZmq, |_| {});
-    serve(&engine, &told);
+    serve(&engine, &reported);
     let rig = Rig::over(&[&engine]).await;
     rig.exact(0, &engine).await;
     // The first block of the last one has no image: a plain prompt has it too.
-    each_finds_its_own(&rig, &told).await;
+    each_finds_its_own(&rig, &reported).await;
     for identity in named().iter().skip(1).chain(&pictured()) {
         assert_eq!(tokens(&rig, &question(&whole(), &identity.asks)).await, 0, "{}", identity.asks);
     }
@@ -328,13 +328,13 @@ async fn tensorrt_llm_pushed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn tensorrt_llm_drained() {
-    let mut told = vec![none(), none().salt("tenant-a"), none().salt("tenant-b")];
-    told.push(as_tensorrt_llm_tells(&[("aa", 0, 20)]));
-    told.push(as_tensorrt_llm_tells(&[("bb", 0, 20)]));
-    told.push(as_tensorrt_llm_tells(&[("aa", 0, 20)]).salt("tenant-a"));
+    let mut reported = vec![none(), none().salt("tenant-a"), none().salt("tenant-b")];
+    reported.push(as_tensorrt_llm_tells(&[("aa", 0, 20)]));
+    reported.push(as_tensorrt_llm_tells(&[("bb", 0, 20)]));
+    reported.push(as_tensorrt_llm_tells(&[("aa", 0, 20)]).salt("tenant-a"));
     let config = TrtConfig { levels: vec![600, 0], block_size: BLOCK as usize, ..TrtConfig::default() };
     let sim = TrtSim::start(config).unwrap();
-    for (at, identity) in told.iter().enumerate() {
+    for (at, identity) in reported.iter().enumerate() {
         // Behind the prompt comes a block that is not full.
         sim.complete(&prompt(at), 1, &identity.request).unwrap();
     }
@@ -347,7 +347,7 @@ async fn tensorrt_llm_drained() {
     assert_eq!(status, 201, "{answer}");
     let last = sim.state()[0].next_event_id.checked_sub(1);
     rig.until(0, "drained", |status| status.engine_sequence == last).await;
-    each_finds_its_own(&rig, &told).await;
+    each_finds_its_own(&rig, &reported).await;
     sim.stop();
 }
 
@@ -355,14 +355,14 @@ async fn tensorrt_llm_drained() {
 async fn extra_keys_name_what_an_event_does_and_items_what_a_prompt_has() {
     let engine = engine(Profile::Vllm0_32, |_| {});
     let digest = vec![0xab; 32];
-    let mut told: Vec<Identity> = named().into_iter().chain(pictured()).collect();
+    let mut reported: Vec<Identity> = named().into_iter().chain(pictured()).collect();
     let embeddings = CompletionOptions { embeddings: Some(digest), ..CompletionOptions::default() };
-    told.push(Identity { request: embeddings, asks: json!({}) });
-    serve(&engine, &told);
+    reported.push(Identity { request: embeddings, asks: json!({}) });
+    serve(&engine, &reported);
     let rig = Rig::over(&[&engine]).await;
     rig.exact(0, &engine).await;
     let ids = whole();
-    for (at, identity) in told.iter().enumerate() {
+    for (at, identity) in reported.iter().enumerate() {
         let CompletionOptions { cache_salt, lora, images, embeddings, .. } = identity.request.clone();
         let keys = Keys { lora: lora.clone(), salt: cache_salt.clone(), images, embeddings };
         let lists = ids

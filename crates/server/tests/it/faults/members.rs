@@ -1,4 +1,4 @@
-//! Engines that come and go: nobody else notices, and whoever followed them is told.
+//! Engines that come and go: other engines' subscribers do not notice, and their own get a status.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -20,7 +20,9 @@ use kvplane_server::{EngineConfig, EnginePlan, Reloaded};
 use kvplane_sim::{CompletionOptions, Fault, ReplayMode};
 use kvplane_socket::Endpoint;
 use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::time::timeout;
 use tonic::Code;
 
 use crate::rig::{DEADLINE, Engine, Rig, held, soon_down};
@@ -127,7 +129,7 @@ async fn engines_come_and_go_under_load_and_the_others_do_not_notice() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_follows_a_removed_engine_is_told_and_whoever_follows_all_goes_on() {
+async fn subscribers_of_a_removed_engine_get_a_status_and_those_of_all_go_on() {
     let mut engines = [Engine::plain(), Engine::start(|config| config.seed = 1)];
     for engine in &mut engines {
         engine.work(5);
@@ -298,7 +300,7 @@ async fn topics_of_a_bound_socket_come_and_go_one_by_one() {
     add("a", &engines[0]).await;
     engines[0].work(3);
     let first = exact(&rig, "a", &engines[0]).await;
-    // The same topic twice cannot be told apart.
+    // Two engines with one topic cannot be distinguished.
     let mut twin = bound("a", &engines[0]);
     twin["id"] = json!("twin");
     assert_eq!(ask(&rig, "POST", "/v1/engines", &twin).await.0, 409);
@@ -354,6 +356,36 @@ async fn fronts_and_republished_sockets_come_and_go_with_their_engine() {
             assert!(std::time::Instant::now() < deadline, "{port} is still open");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
+    }
+    rig.fleet.shutdown();
+}
+
+/// Strangers at sockets of events, heard or republished, are in `/metrics`.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_is_turned_away_at_a_socket_of_events_is_counted() {
+    let engine = Engine::plain();
+    let rig = Rig::over(&[]).await;
+    let first = kvplane_sim::free_ports(2).unwrap();
+    let [heard, published] = [0, 1].map(|at| SocketAddr::from(([127, 0, 0, 1], first + at)));
+    let mut body = described("published", &engine);
+    body["republish"] = json!({"events": format!("tcp://{published}")});
+    let bound = json!({"id": "heard", "kind": "vllm", "events": format!("bind:tcp://{heard}")});
+    for body in [body, bound] {
+        let (code, answer) = ask(&rig, "POST", "/v1/engines", &body).await;
+        assert_eq!(code, 201, "{answer}");
+    }
+    for (port, socket) in [(heard, "events"), (published, "republish")] {
+        let mut stranger = TcpStream::connect(port).await.unwrap();
+        stranger.write_all(b"GET / HTTP/1.1\r\nhost: a-browser-that-is-lost\r\nx: y\r\n\r\n").await.unwrap();
+        let _ = timeout(DEADLINE, stranger.read_to_end(&mut Vec::new())).await.expect("it is closed");
+        let series = format!("kvplane_event_sockets_refused_total{{socket=\"{socket}\",reason=\"");
+        // The thread that closed it counts when it is done with it.
+        let counted = async {
+            while !metrics(&rig).await.contains(&series) {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        timeout(DEADLINE, counted).await.unwrap_or_else(|_| panic!("{socket} was never counted"));
     }
     rig.fleet.shutdown();
 }

@@ -10,6 +10,7 @@
 
 mod dialects;
 mod drain;
+mod dropped;
 mod evidence;
 mod flush;
 mod frames;

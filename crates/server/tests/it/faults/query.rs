@@ -68,9 +68,9 @@ async fn every_field_of_an_answer() {
     complete(&engines[2], &longer, &CompletionOptions::default());
     rig.exact(2, &engines[2]).await;
     let answer = rig.query(&ask(&longer)).await;
-    let told =
+    let reported =
         |found: &Value| (found["engine"].clone(), found["block_size"].clone(), found["tokens"].clone());
-    let found: Vec<_> = answer["matches"].as_array().unwrap().iter().map(told).collect();
+    let found: Vec<_> = answer["matches"].as_array().unwrap().iter().map(reported).collect();
     let expected = [("e2", 32, 192), ("e0", 16, 96), ("e1", 16, 96)];
     assert_eq!(found, expected.map(|(engine, size, tokens)| (json!(engine), json!(size), json!(tokens))));
     assert_eq!(answer["best"], json!([{ "engine": "e2", "rank": 0 }]));
@@ -122,9 +122,9 @@ async fn only_holders_are_listed_best_first_and_all_are_counted() {
         ..proto::QueryRequest::default()
     };
     let response = rig.grpc_query(question(Some(2), false)).await.unwrap();
-    let told = response.counts.unwrap();
+    let reported = response.counts.unwrap();
     assert_eq!((response.matches.len(), response.best.len()), (2, 2));
-    assert_eq!((told.holders, told.best, told.empty, told.not_credited), (3, 2, 1, 0));
+    assert_eq!((reported.holders, reported.best, reported.empty, reported.not_credited), (3, 2, 1, 0));
     assert_eq!(rig.grpc_query(question(None, true)).await.unwrap().matches.len(), 4);
     let refused = rig.grpc_query(question(Some(2), true)).await.unwrap_err();
     assert_eq!(refused.code(), tonic::Code::InvalidArgument);
@@ -277,7 +277,7 @@ async fn answers_beside_a_busy_engine_are_those_of_the_engine() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn groups_are_told_on_request_and_the_main_one_where_it_holds_more() {
+async fn groups_are_reported_on_request_and_the_main_one_where_it_holds_more() {
     let engine = Engine::start(|config| {
         config.vllm.groups = vec![GroupSpec::sliding(64), GroupSpec::FULL];
         config.blocks = 80;
@@ -389,13 +389,13 @@ async fn the_peers_routes_answer_in_their_own_words() {
     assert_eq!(blocks, 6);
     assert_eq!((&events[0]["worker_id"], &events[0]["storage_tier"]), (&json!(7), &json!("device")));
     // Which batch it ends with, for a kvplane that recovers from this one.
-    let told = &dump["sim:default"]["streams"][0];
+    let reported = &dump["sim:default"]["streams"][0];
     assert_eq!(
-        (&told["worker_id"], &told["dp_rank"], &told["trust"]),
+        (&reported["worker_id"], &reported["dp_rank"], &reported["trust"]),
         (&json!(7), &json!(0), &json!("exact"))
     );
-    assert_eq!(told["sequence"], json!(rig.status(0).engine_sequence));
-    assert_eq!(told["digest"].as_str().map(str::len), Some(32));
+    assert_eq!(reported["sequence"], json!(rig.status(0).engine_sequence));
+    assert_eq!(reported["digest"].as_str().map(str::len), Some(32));
     // A stream that is not credited is not in it, and its block size is.
     engine.sim.fault(None, Fault::Replay(ReplayMode::Off));
     engine.sim.fault(None, Fault::Disconnect);

@@ -62,10 +62,10 @@ async fn recovering_and_down_are_listed_with_their_reason_and_come_back() {
         let status = rig.until(0, reason, |status| status.continuity == continuity).await;
         let answer = rig.query(&ask(&ids)).await;
         // It may have gone on to be down meanwhile.
-        let told = answer["not_credited"][0]["reason"].as_str().unwrap();
-        assert!(told == reason || told == "down", "{answer}");
+        let reported = answer["not_credited"][0]["reason"].as_str().unwrap();
+        assert!(reported == reason || reported == "down", "{answer}");
         assert_eq!(answer["not_credited"][0]["engine"], "e0");
-        assert_eq!(answer["not_credited"][0]["continuity"], told);
+        assert_eq!(answer["not_credited"][0]["continuity"], reported);
         assert_eq!(answer["not_credited"][0]["epoch"], status.epoch.as_u64());
         assert_eq!(answer["best"], json!([{ "engine": "e1", "rank": 0 }]), "the other goes on");
         assert_eq!(answer["trust"], "lower", "one who could have answered did not");

@@ -144,7 +144,10 @@ async fn what_cannot_be_answered_is_refused_with_field_and_reason() {
     };
     let cases: [(proto::QueryRequest, &str); 6] = [
         (query(|request| request.model.clear()), "model: is missing; known models: sim"),
-        (query(|request| request.model = "nope".to_owned()), "model: is not known; known models: sim"),
+        (
+            query(|request| request.model = "nope".to_owned()),
+            "model: \"nope\" is not known; known models: sim",
+        ),
         (query(|request| request.token_ids.clear()), "token_ids: is missing"),
         (query(|request| request.block_hashes.push(1)), "token_ids: and block_hashes exclude"),
         (query(|request| request.token_ids = vec![1; (1 << 20) + 1]), "token_ids: has more than 1048576"),

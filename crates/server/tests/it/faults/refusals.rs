@@ -73,11 +73,11 @@ async fn every_refusal_says_what_to_do() {
         assert_eq!((status, error["code"].as_str()), (code.http_status(), Some(code.as_str())), "{shown}");
         assert_eq!(error["retry"], code.retry(), "{shown}");
         assert!(error["message"].as_str().is_some_and(|message| !message.is_empty()), "{shown}");
-        let told = error["next"].as_str().unwrap();
+        let reported = error["next"].as_str().unwrap();
         if next == OF_THE_CODE {
-            assert_eq!(told, code.next_step(), "{shown}");
+            assert_eq!(reported, code.next_step(), "{shown}");
         } else {
-            assert!(told.contains(next), "{shown}");
+            assert!(reported.contains(next), "{shown}");
         }
     }
     // A route of an indexer has an indexer's form.

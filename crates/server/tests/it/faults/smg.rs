@@ -168,7 +168,7 @@ async fn a_lost_batch_is_not_noticed_and_one_lost_for_good_clears() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn cursors_that_cannot_be_resumed_and_engines_that_cannot_be_told_are_named() {
+async fn cursors_that_cannot_be_resumed_and_engines_that_cannot_be_reported_are_named() {
     let engines = [Engine::plain(), Engine::start(|config| config.seed = 1)];
     let rig = Rig::over(&[&engines[0], &engines[1]]).await;
     rig.live(0).await;
@@ -194,7 +194,7 @@ async fn cursors_that_cannot_be_resumed_and_engines_that_cannot_be_told_are_name
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_engine_out_of_reach_is_told_to_be_empty_until_it_is_back() {
+async fn an_engine_out_of_reach_is_reported_to_be_empty_until_it_is_back() {
     let mut engine = Engine::plain();
     engine.work(6);
     let rig = Rig::with_options(&[&engine], soon_down()).await;

@@ -3,20 +3,21 @@
 use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use axum::body::Bytes;
+use axum::http::StatusCode;
 use axum::routing::post;
 use axum::{Json as Body, Router};
 use kvplane_ingest::PlaneOptions;
-use kvplane_prompt::testing::{model_directory, write_model};
-use kvplane_prompt::{Json, ModelSpec, PromptInput, Prompts};
+use kvplane_prompt::{Json, ModelSpec, PromptInput, Prompts, Standing};
 use kvplane_proto::kvplane::v1 as proto;
 use kvplane_proto::kvplane::v1::plane_client::PlaneClient;
 use kvplane_proto::kvplane::v1::routing_client::RoutingClient;
 use kvplane_server::Options;
 use kvplane_sim::CompletionOptions;
+use kvplane_testkit::model::{model_directory, write_model};
 use serde_json::{Value, json};
 
 use super::query::{ask, complete};
@@ -154,10 +155,10 @@ async fn ids_of_text_are_given_to_whoever_gave_the_text() {
     let request =
         |model: &str| proto::QueryRequest { model: model.to_owned(), ..proto::QueryRequest::default() };
     let by_text = proto::QueryRequest { prompt: Some(TEXT.to_owned()), ..request("sim-lora") };
-    let told = client.tokenize(by_text).await.unwrap().into_inner();
-    assert_eq!(told.token_ids, prompts.tokenize("sim", &PromptInput::text(TEXT)).unwrap().ids);
-    assert_eq!((told.model.as_str(), told.lora_name.as_deref()), ("sim", Some("sim-lora")));
-    assert_eq!(told.tokenized.unwrap().parity, "assumed");
+    let reported = client.tokenize(by_text).await.unwrap().into_inner();
+    assert_eq!(reported.token_ids, prompts.tokenize("sim", &PromptInput::text(TEXT)).unwrap().ids);
+    assert_eq!((reported.model.as_str(), reported.lora_name.as_deref()), ("sim", Some("sim-lora")));
+    assert_eq!(reported.tokenized.unwrap().parity, "assumed");
     let long = "and the ".repeat(20_000);
     let by_chat = json!([{"role": "user", "content": long}]);
     let by_chat = proto::QueryRequest { messages: Some(by_chat.to_string()), ..request("sim") };
@@ -292,5 +293,149 @@ async fn parity_is_proven_or_contradicted_by_the_engine() {
     );
     let said = rig.plane.chronicle().after(0);
     assert!(said.iter().any(|remark| remark.said.topic == "tokenizer"), "{said:?}");
+    fs::remove_dir_all(directory).unwrap();
+}
+
+/// An engine that renders if told to, and tokenizes; and how often it did each.
+async fn rendering(prompts: Prompts, renders: bool) -> (String, Arc<[AtomicUsize; 2]>) {
+    let counts: Arc<[AtomicUsize; 2]> = Arc::default();
+    let ids = move |body: &Bytes| {
+        let body = Json::parse(body).unwrap();
+        let input = match body.get("prompt").and_then(Json::as_str) {
+            Some(text) => PromptInput::text(text),
+            None => PromptInput::chat(body.get("messages").cloned().unwrap(), None, None).unwrap(),
+        };
+        prompts.model("local").unwrap().ids(&input, 0)
+    };
+    let (rendered, tokenized, one, other) = (counts.clone(), counts.clone(), ids.clone(), ids);
+    let render = move |body: Bytes| async move {
+        rendered[0].fetch_add(1, Ordering::Relaxed);
+        let ids = one(&body).map_err(|_| StatusCode::BAD_REQUEST)?;
+        Ok::<_, StatusCode>(Body(json!({"token_ids": ids, "sampling_params": {}})))
+    };
+    let tokenize = move |body: Bytes| async move {
+        tokenized[1].fetch_add(1, Ordering::Relaxed);
+        let ids = other(&body).map_err(|_| StatusCode::BAD_REQUEST)?;
+        Ok::<_, StatusCode>(Body(json!({"count": ids.len(), "tokens": ids})))
+    };
+    let mut pages = Router::new().route("/tokenize", post(tokenize));
+    if renders {
+        pages = pages.route("/v1/chat/completions/render", post(render));
+    }
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move { axum::serve(listener, pages).await });
+    (format!("http://{address}"), counts)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_model_without_a_tokenizer_asks_its_engines() {
+    let directory = model_directory("of_engine");
+    let local = Prompts::load(vec![ModelSpec::from_directory("local", &directory)]).unwrap();
+    let chat_ids = local.model("local").unwrap().ids(&chat(&messages()), 0).unwrap();
+    for renders in [true, false] {
+        let prompts = Prompts::load(vec![ModelSpec::from_directory("sim", "engine")]).unwrap();
+        let engine = Engine::plain();
+        complete(&engine, &chat_ids, &CompletionOptions::default());
+        let (http, counts) = rendering(local.clone(), renders).await;
+        let mut spec = engine.spec("e0");
+        spec.http = Some(http);
+        let options = Options { prompts, tokenize_timeout: DEADLINE, ..Options::default() };
+        let rig = Rig::serving(vec![spec], PlaneOptions::default(), options).await;
+        rig.exact(0, &engine).await;
+        let question = json!({"model": "sim", "messages": messages()});
+        let answer = rig.query(&question).await;
+        assert_eq!(answer["tokenized"], json!({"tokens": chat_ids.len(), "parity": "proven"}), "{answer}");
+        assert!(answer["matches"][0]["tokens"].as_u64().unwrap() >= 32, "{answer}");
+        let (status, picked) = call(rig.http, "POST", "/v1/pick", &question).await;
+        assert_eq!((status, &picked["why"]), (200, &json!("cached")), "{picked}");
+        let request = proto::QueryRequest {
+            model: "sim".to_owned(),
+            messages: Some(messages().to_string()),
+            ..proto::QueryRequest::default()
+        };
+        assert_eq!(rig.grpc_query(request).await.unwrap().tokenized.unwrap().parity, "proven");
+        let asked = counts.each_ref().map(|count| count.load(Ordering::Relaxed));
+        assert_eq!(asked, if renders { [3, 0] } else { [0, 3] });
+        // What the engine refuses is refused, by its field.
+        let refused = json!({"model": "sim", "messages": [{"role": "forbidden", "content": "x"}]});
+        for path in ["/v1/query", "/v1/pick"] {
+            let (status, body) = call(rig.http, "POST", path, &refused).await;
+            assert_eq!((status, &body["error"]["field"]), (400, &json!("messages")), "{body}");
+        }
+    }
+    fs::remove_dir_all(directory).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn engines_that_give_no_ids_leave_the_decision_to_the_load() {
+    let prompts = Prompts::load(vec![ModelSpec::from_directory("sim", "engine")]).unwrap();
+    let engine = Engine::plain();
+    let options = Options { prompts, tokenize_timeout: DEADLINE, ..Options::default() };
+    // A server that knows neither way to ids.
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let mut spec = engine.spec("e0");
+    spec.http = Some(format!("http://{}", listener.local_addr().unwrap()));
+    tokio::spawn(async move { axum::serve(listener, axum::Router::new()).await });
+    let rig = Rig::serving(vec![spec], PlaneOptions::default(), options).await;
+    rig.live(0).await;
+    let question = json!({"model": "sim", "prompt": TEXT});
+    let (status, picked) = call(rig.http, "POST", "/v1/pick", &question).await;
+    assert_eq!((status, &picked["why"]), (200, &json!("no_tokens")), "{picked}");
+    assert_eq!(picked["without_tokens"], "engine_failed");
+    let (status, body) = call(rig.http, "POST", "/v1/query", &question).await;
+    assert_eq!((status, &body["error"]["code"]), (503, &json!("unavailable")), "{body}");
+    let mixed = ModelSpec {
+        default_kwargs: vec![("a".to_owned(), Json::Null)],
+        ..ModelSpec::from_directory("m", "engine")
+    };
+    assert!(Prompts::load(vec![mixed]).unwrap_err().1.to_string().contains("default_kwargs"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_prompt_tokens_of_every_request_are_a_check() {
+    let (directory, prompts) = model("counted");
+    let engine = Engine::plain();
+    let rig = served(&engine, &prompts, None).await;
+    rig.live(0).await;
+    let question = json!({"model": "sim", "messages": messages()});
+    let pick = async || {
+        let (status, picked) = call(rig.http, "POST", "/v1/pick", &question).await;
+        assert_eq!(status, 200, "{picked}");
+        (
+            format!("/v1/receipts/{}", picked["id"].as_str().unwrap()),
+            picked["prompt_tokens"].as_u64().unwrap(),
+        )
+    };
+    // Until the engine is known to whoever compares tokenizers, its word says nothing.
+    let deadline = Instant::now() + DEADLINE;
+    let row = loop {
+        let (receipt, tokens) = pick().await;
+        let report = json!({"state": "finish", "cached_tokens": 0, "prompt_tokens": tokens});
+        assert_eq!(call(rig.http, "POST", &receipt, &report).await.0, 200);
+        if let Some(row) = prompts.parity().pop().filter(|row| row.agreed > 0) {
+            break row;
+        }
+        assert!(Instant::now() < deadline);
+    };
+    assert_eq!(row.differed, 0);
+    assert!(row.standings.iter().all(|(_, standing)| *standing == Standing::Assumed), "as many is no proof");
+    // Whoever else served counted another prompt.
+    let (receipt, tokens) = pick().await;
+    let elsewhere =
+        json!({"state": "finish", "cached_tokens": 0, "prompt_tokens": tokens + 1, "engine": "other"});
+    assert_eq!(call(rig.http, "POST", &receipt, &elsewhere).await.0, 200);
+    assert_eq!(call(rig.http, "POST", "/v1/query", &question).await.0, 200);
+    let (receipt, tokens) = pick().await;
+    let report = json!({"state": "finish", "cached_tokens": 0, "prompt_tokens": tokens + 1});
+    let (status, settled) = call(rig.http, "POST", &receipt, &report).await;
+    assert_eq!(status, 200, "{settled}");
+    let (status, refused) = call(rig.http, "POST", "/v1/query", &question).await;
+    assert_eq!(status, 503, "{refused}");
+    let (status, picked) = call(rig.http, "POST", "/v1/pick", &question).await;
+    assert_eq!((status, &picked["without_tokens"]), (200, &json!("contradicted")), "{picked}");
+    assert!(rig.plane.chronicle().after(0).iter().any(|remark| remark.said.topic == "tokenizer"));
+    // Text without a template was not part of it.
+    assert_eq!(call(rig.http, "POST", "/v1/query", &json!({"model": "sim", "prompt": TEXT})).await.0, 200);
     fs::remove_dir_all(directory).unwrap();
 }

@@ -9,7 +9,7 @@ use kvplane_wire::Profile;
 use crate::faults::query::ask;
 use crate::rig::{Engine, Rig};
 
-/// A small device before a host of 160 blocks, in chunks of so many tokens.
+/// A small device before a host of 160 blocks, in chunks of this many tokens.
 fn offloading(chunk: usize, events: HostEvents) -> impl FnOnce(&mut SimConfig) {
     move |config| {
         config.blocks = 48;
@@ -17,7 +17,7 @@ fn offloading(chunk: usize, events: HostEvents) -> impl FnOnce(&mut SimConfig) {
     }
 }
 
-/// How the answers about so many requests compare with what they then got.
+/// How the answers about this many requests compare with what they then got.
 #[derive(Debug, Default)]
 struct Tally {
     /// Requests that got what was answered.
@@ -41,17 +41,17 @@ async fn ask_and_run(rig: &Rig, engine: &mut Engine, requests: usize, report: Re
             turn.prompt.truncate((turn.prompt.len() / 16).max(1) * 16);
         }
         let answer = rig.query(&ask(&turn.prompt)).await;
-        let told = &answer["matches"][0];
+        let reported = &answer["matches"][0];
         let options = CompletionOptions { report, ..CompletionOptions::default() };
         let cached = engine.run(&turn, &options).cached_tokens as u64;
-        let tokens = told["cached_tokens"].as_u64().unwrap();
-        assert!(tokens <= cached, "{tokens} of {cached}: {told}");
-        if told["trust"] == "exact" {
-            assert_eq!(tokens, cached, "{told}");
+        let tokens = reported["cached_tokens"].as_u64().unwrap();
+        assert!(tokens <= cached, "{tokens} of {cached}: {reported}");
+        if reported["trust"] == "exact" {
+            assert_eq!(tokens, cached, "{reported}");
         }
         tally.right += usize::from(tokens == cached);
         tally.more += usize::from(tokens < cached);
-        tally.from_host += usize::from(tokens > told["tiers"]["device"].as_u64().unwrap());
+        tally.from_host += usize::from(tokens > reported["tiers"]["device"].as_u64().unwrap());
         tally.whole += usize::from(tokens == turn.prompt.len() as u64);
     }
     tally
@@ -75,7 +75,7 @@ async fn rig_over(engine: &Engine, offload_chunk: Option<u32>) -> Rig {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_host_serves_what_is_answered_however_it_is_told() {
+async fn a_host_serves_what_is_answered_however_it_is_reported() {
     for (chunk, events, configured) in [
         (16, HostEvents::Placeholder, None),
         (16, HostEvents::SelfDescribing, None),
@@ -106,7 +106,7 @@ async fn old_placeholders_with_digests_say_the_size_of_chunks() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn chunks_of_an_unknown_size_are_not_counted_and_that_is_told() {
+async fn chunks_of_an_unknown_size_are_not_counted_and_that_is_reported() {
     let mut engine = Engine::start(offloading(64, HostEvents::Placeholder));
     let rig = rig_over(&engine, None).await;
     let tally = ask_and_run(&rig, &mut engine, 40, Report::New).await;
@@ -121,7 +121,7 @@ async fn a_clear_leaves_no_more_of_the_host_than_is_known() {
         let rig = rig_over(&engine, None).await;
         ask_and_run(&rig, &mut engine, 30, Report::New).await;
         assert!(if external { engine.sim.reset_external_cache() } else { engine.sim.reset_prefix_cache() });
-        // It is told with the next step.
+        // It is announced with the next step.
         engine.work(1);
         let status = heard(&rig, &engine).await;
         assert_eq!((status.trust.level(), worst(&status)), (Trust::Lower, Some(Reason::TierHistory)));

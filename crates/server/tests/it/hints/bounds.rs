@@ -13,14 +13,14 @@ async fn messages_that_are_too_large_are_refused_as_grpc_wants_it() {
     let text = "x".repeat(4 << 20);
     let lookup = proto::LookupRouteRequest { prompt_text: text.clone(), ..ask() };
     let report = proto::CacheStateUpdate { adapter_id: text.clone(), ..update("a", Vec::new()) };
-    let told = proto::CacheEvent {
+    let reported = proto::CacheEvent {
         adapter_id: text,
         ..event(proto::cache_event::Type::PrefixEvicted, "a", Some(1))
     };
     let refused = [
         hints.client.lookup_route(lookup).await.unwrap_err(),
         hints.client.report_cache_state(tokio_stream::iter([report])).await.unwrap_err(),
-        hints.client.publish_event(told).await.unwrap_err(),
+        hints.client.publish_event(reported).await.unwrap_err(),
     ];
     for status in refused {
         assert_eq!(status.code(), Code::ResourceExhausted, "{status}");
@@ -107,7 +107,7 @@ async fn nothing_is_served_where_hints_are_off() {
     let mut hints = Hints::with(|options| options.enabled = false).await;
     let status = hints.client.lookup_route(ask()).await.unwrap_err();
     assert_eq!(status.code(), Code::Unimplemented);
-    assert!(status.message().contains("has no such call"), "{}", status.message());
+    assert!(status.message().contains("unknown call"), "{}", status.message());
     assert_eq!(crate::rig::send(hints.rig.http, "GET", "/snapshot", String::new()).await.0, 404);
     let page = hints.metrics().await;
     assert!(!page.contains("kvplane_hints") && !page.contains("inferencecache"), "{page}");
@@ -115,7 +115,7 @@ async fn nothing_is_served_where_hints_are_off() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn hashes_of_any_width_are_told_apart() {
+async fn hashes_of_any_width_are_distinguished() {
     let mut hints = Hints::with(|options| options.policies.default.minimum_matched_tokens = 0).await;
     let wide = |width: usize| proto::PrefixEntry {
         prefix_hash: vec![7; width].into(),

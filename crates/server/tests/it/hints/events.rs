@@ -21,8 +21,8 @@ async fn a_listener_hears_what_changes_from_now_on() {
     let mut hints = Hints::serve().await;
     hints.hold("a", &[1]).await;
     let mut events = hints.client.stream_cache_events(all()).await.unwrap().into_inner();
-    let told = proto::CacheStateUpdate { adapter_id: "lora".to_owned(), ..update("a", entries(&[2])) };
-    hints.report(vec![told]).await;
+    let reported = proto::CacheStateUpdate { adapter_id: "lora".to_owned(), ..update("a", entries(&[2])) };
+    hints.report(vec![reported]).await;
     let added = next(&mut events).await.unwrap();
     let expected = proto::CacheEvent {
         adapter_id: "lora".to_owned(),
@@ -31,7 +31,7 @@ async fn a_listener_hears_what_changes_from_now_on() {
     };
     assert_eq!(added, expected);
     assert!(added.timestamp_us > 0);
-    // What is told again is nothing new.
+    // A repeated announcement is nothing new.
     hints.hold("a", &[1]).await;
     hints.publish(event(Type::PrefixEvicted, "a", Some(1))).await;
     let evicted = next(&mut events).await.unwrap();
@@ -83,7 +83,7 @@ async fn a_listener_hears_what_it_wants_to_hear() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_listener_that_is_too_slow_is_told_so() {
+async fn a_listener_that_is_too_slow_gets_an_error() {
     let mut hints = Hints::serve().await;
     let mut slow = hints.client.stream_cache_events(all()).await.unwrap().into_inner();
     let hashes: Vec<u64> = (1..=100_000).collect();

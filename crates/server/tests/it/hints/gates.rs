@@ -230,10 +230,10 @@ async fn what_everybody_holds_points_to_nobody() {
     let mut hints = Hints::with(|options| options.policies.default = without_affinity()).await;
     // At the same moment: what is a little older scores a little less.
     let timestamp_us = now_us();
-    let told = |replica| proto::CacheStateUpdate { timestamp_us, ..update(replica, entries(&HELD)) };
-    hints.report(vec![told("a")]).await;
+    let reported = |replica| proto::CacheStateUpdate { timestamp_us, ..update(replica, entries(&HELD)) };
+    hints.report(vec![reported("a")]).await;
     assert_eq!(hints.route(chain(&HELD)).await.0, "PREFIX_MATCH", "there is only one");
-    hints.report(vec![told("b")]).await;
+    hints.report(vec![reported("b")]).await;
     assert_eq!(hints.route(chain(&HELD)).await, ("NO_HINT".to_owned(), vec![]));
     hints.hold("c", &[50]).await;
     let (reason, replicas) = hints.route(chain(&HELD)).await;

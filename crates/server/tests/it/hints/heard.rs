@@ -79,12 +79,12 @@ async fn engines_and_reports_answer_together_each_in_blocks_of_its_size() {
         })
         .collect();
     for (replica, hashes) in [("reported", &hashes[..]), ("stranger", &[7])] {
-        let told = proto::CacheStateUpdate {
+        let reported = proto::CacheStateUpdate {
             model_id: "sim".to_owned(),
             tenant_id: "red".to_owned(),
             ..update(replica, entries(hashes))
         };
-        hints.report(vec![told]).await;
+        hints.report(vec![reported]).await;
     }
     let (reason, replicas) = hints.route(asked("red", "vllm")).await;
     assert_eq!((reason.as_str(), replicas), ("PREFIX_MATCH", vec!["e0".to_owned(), "reported".to_owned()]));
@@ -96,10 +96,10 @@ async fn nobody_else_speaks_for_an_engine_that_is_heard() {
     run_prompt(&engine);
     let mut hints = Hints::over(&[&engine]).await;
     assert_eq!(hints.route(asked("red", "vllm")).await.0, "PREFIX_MATCH");
-    let of_engine = |told: proto::CacheStateUpdate| proto::CacheStateUpdate {
+    let of_engine = |reported: proto::CacheStateUpdate| proto::CacheStateUpdate {
         model_id: "sim".to_owned(),
         tenant_id: "red".to_owned(),
-        ..told
+        ..reported
     };
     hints.report(vec![of_engine(update("e0", entries(&[1, 2, 3])))]).await;
     assert!((hints.metric("kvplane_hints_dropped_total{reason=\"heard\"}").await - 3.0).abs() < 0.5);

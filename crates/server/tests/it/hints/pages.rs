@@ -21,14 +21,14 @@ async fn a_snapshot_counts_replicas_and_tenants() {
         ..Default::default()
     };
     let moment = 1_794_700_800_000_000;
-    let told = proto::CacheStateUpdate {
+    let reported = proto::CacheStateUpdate {
         stats: Some(stats),
         timestamp_us: moment,
         ..update("b", entries(&HELD[..2]))
     };
-    let mut second_model = told.clone();
+    let mut second_model = reported.clone();
     second_model.model_id = "second".to_owned();
-    hints.report(vec![told, second_model]).await;
+    hints.report(vec![reported, second_model]).await;
     let (status, page) = call(hints.rig.http, "GET", "/snapshot", &Value::Null).await;
     assert_eq!(status, 200);
     assert_eq!((&page["totalPrefixes"], &page["hotPrefixes"]), (&json!(10), &json!(0)));

@@ -5,10 +5,10 @@ use std::fs;
 
 use kvplane_core::{Namespace, chain_hash, hash_blocks};
 use kvplane_ingest::PlaneOptions;
-use kvplane_prompt::testing::model_directory;
 use kvplane_prompt::{Json, ModelSpec, PromptInput, Prompts};
 use kvplane_proto::inferencecache as proto;
 use kvplane_server::Options;
+use kvplane_testkit::model::model_directory;
 
 use crate::hints::talk::{Hints, ask};
 use crate::rig::Rig;
@@ -70,23 +70,26 @@ async fn text_is_looked_up_as_a_message_of_the_user_and_rendered_on_demand() {
     };
     let expected = prompts.model(&model).unwrap().render(&chat(&message), 0).unwrap();
     for variables in [[("messages", message.as_str())], [("prompt", TEXT)]] {
-        let told = hints.client.render_template(render(&model, &variables)).await.unwrap().into_inner();
-        assert_eq!((told.reason_code.as_str(), &told.rendered_prompt[..]), ("OK", expected.as_bytes()));
-        assert_eq!(told.stable_prefix_hash[..], hashes.last().unwrap().to_be_bytes());
-        assert_eq!((told.template_revision.len(), &told.tenant_namespace[..]), (16, &b"red"[..]));
+        let reported = hints.client.render_template(render(&model, &variables)).await.unwrap().into_inner();
+        assert_eq!(
+            (reported.reason_code.as_str(), &reported.rendered_prompt[..]),
+            ("OK", expected.as_bytes())
+        );
+        assert_eq!(reported.stable_prefix_hash[..], hashes.last().unwrap().to_be_bytes());
+        assert_eq!((reported.template_revision.len(), &reported.tenant_namespace[..]), (16, &b"red"[..]));
     }
     // Other variables are the template's.
     let thinking = [("prompt", TEXT), ("thinking", "hm")];
-    let told = hints.client.render_template(render(&model, &thinking)).await.unwrap().into_inner();
-    assert!(String::from_utf8_lossy(&told.rendered_prompt).ends_with("<think>hm"));
+    let reported = hints.client.render_template(render(&model, &thinking)).await.unwrap().into_inner();
+    assert!(String::from_utf8_lossy(&reported.rendered_prompt).ends_with("<think>hm"));
     for (request, code) in [
         (render("other", &[("prompt", TEXT)]), "TEMPLATE_NOT_FOUND"),
         (render(&model, &[]), "RENDER_ERROR"),
         (render(&model, &[("messages", "[")]), "RENDER_ERROR"),
         (render(&model, &[("messages", r#"[{"role": "forbidden", "content": "x"}]"#)]), "RENDER_ERROR"),
     ] {
-        let told = hints.client.render_template(request).await.unwrap().into_inner();
-        assert_eq!((told.reason_code.as_str(), told.rendered_prompt.len()), (code, 0));
+        let reported = hints.client.render_template(request).await.unwrap().into_inner();
+        assert_eq!((reported.reason_code.as_str(), reported.rendered_prompt.len()), (code, 0));
     }
     fs::remove_dir_all(directory).unwrap();
 }

@@ -80,15 +80,15 @@ async fn chains_are_stored_block_by_block_and_whole() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_last_word_about_a_tier_counts_and_the_coldest_of_a_run_is_told() {
+async fn the_last_word_about_a_tier_counts_and_the_coldest_of_a_run_is_reported() {
     let mut hints = Hints::with(|options| options.policies.default = any_match()).await;
     hints.hold("a", &HELD).await;
     hints.hold("b", &[50]).await;
-    let mut tier = async |told: i32, seen: i32| {
+    let mut tier = async |reported: i32, seen: i32| {
         let mut moved = entries(&HELD);
-        moved[5].tier = told;
+        moved[5].tier = reported;
         hints.report(vec![update("a", vec![moved.remove(5)])]).await;
-        assert_eq!(hints.look_up(chain(&HELD)).await.replica_scores[0].tier, seen, "told {told}");
+        assert_eq!(hints.look_up(chain(&HELD)).await.replica_scores[0].tier, seen, "told {reported}");
         assert_eq!(hints.look_up(chain(&HELD[..4])).await.replica_scores[0].tier, 1);
     };
     tier(2, 2).await;
@@ -103,10 +103,10 @@ async fn evictions_take_every_scheme_and_clears_take_statistics_too() {
     let mut hints = Hints::with(|options| options.policies.default = any_match()).await;
     for scheme in ["vllm", "sglang"] {
         for adapter in ["", "lora"] {
-            let mut told = update("a", entries(&HELD[..2]));
-            told.hash_scheme = scheme.to_owned();
-            told.adapter_id = adapter.to_owned();
-            hints.report(vec![told]).await;
+            let mut reported = update("a", entries(&HELD[..2]));
+            reported.hash_scheme = scheme.to_owned();
+            reported.adapter_id = adapter.to_owned();
+            hints.report(vec![reported]).await;
         }
     }
     assert_eq!(hints.prefixes().await, 8);
@@ -128,8 +128,8 @@ async fn evictions_take_every_scheme_and_clears_take_statistics_too() {
         t2_query_tokens: 4,
     };
     hints.report(vec![proto::CacheStateUpdate { stats: Some(stats.clone()), ..update("a", vec![]) }]).await;
-    let told = proto::ReplicaStats { replica_id: "a".to_owned(), client_version: String::new(), ..stats };
-    assert_eq!(hints.state().await.replicas, [told]);
+    let reported = proto::ReplicaStats { replica_id: "a".to_owned(), client_version: String::new(), ..stats };
+    assert_eq!(hints.state().await.replicas, [reported]);
     hints.publish(event(Type::AllCleared, "a", None)).await;
     let state = hints.state().await;
     assert_eq!((state.replicas.len(), state.summary.unwrap().total_prefixes), (0, 0));
@@ -167,12 +167,12 @@ async fn what_is_wrong_costs_its_part_alone_and_is_counted() {
     }
     // Without a scheme hashes mean nothing, statistics do.
     let stats = proto::ReplicaStats { hit_rate: f32::NAN, pressure: f32::NEG_INFINITY, ..Default::default() };
-    let told = proto::CacheStateUpdate {
+    let reported = proto::CacheStateUpdate {
         hash_scheme: String::new(),
         stats: Some(stats),
         ..update("a", entries(&[1, 2]))
     };
-    hints.report(vec![told]).await;
+    hints.report(vec![reported]).await;
     let state = hints.state().await;
     assert_eq!(state.summary.unwrap().total_prefixes, 0);
     assert_eq!((state.replicas[0].hit_rate, state.replicas[0].pressure), (0.0, 0.0));
@@ -203,12 +203,12 @@ async fn events_that_mean_nothing_here_are_acknowledged() {
 async fn the_tenant_of_probes_is_nobody() {
     let mut hints = Hints::serve().await;
     let stats = Some(proto::ReplicaStats::default());
-    let told = proto::CacheStateUpdate {
+    let reported = proto::CacheStateUpdate {
         tenant_id: RESERVED_TENANT.to_owned(),
         stats,
         ..update("a", entries(&HELD))
     };
-    hints.report(vec![told]).await;
+    hints.report(vec![reported]).await;
     let cleared =
         proto::CacheEvent { tenant_id: RESERVED_TENANT.to_owned(), ..event(Type::AllCleared, "a", None) };
     hints.publish(cleared).await;
@@ -226,10 +226,16 @@ async fn entries_grow_old_and_nothing_is_of_tomorrow() {
     let mut hints =
         Hints::with(|options| options.policies.default = Policy { ttl: life, ..any_match() }).await;
     let age = |seconds: i64| now_us() - seconds * 1_000_000;
-    let told =
+    let reported =
         |replica, timestamp_us| proto::CacheStateUpdate { timestamp_us, ..update(replica, entries(&HELD)) };
     hints.hold("other", &[50]).await;
-    hints.report(vec![told("old", age(750)), told("dead", age(1001)), told("tomorrow", age(-5000))]).await;
+    hints
+        .report(vec![
+            reported("old", age(750)),
+            reported("dead", age(1001)),
+            reported("tomorrow", age(-5000)),
+        ])
+        .await;
     let answer = hints.look_up(chain(&HELD)).await;
     let freshness: Vec<_> = answer
         .replica_scores
@@ -237,8 +243,8 @@ async fn entries_grow_old_and_nothing_is_of_tomorrow() {
         .map(|score| (score.replica_id.as_str(), (score.estimated_cache_hit_prob * 100.0).round() as i32))
         .collect();
     assert_eq!(freshness, [("tomorrow", 100), ("old", 25)]);
-    // Told again, it is as good as new.
-    hints.report(vec![told("old", 0)]).await;
+    // Reported again, it is as good as new.
+    hints.report(vec![reported("old", 0)]).await;
     let answer = hints.look_up(chain(&HELD)).await;
     assert!(answer.replica_scores.iter().all(|score| score.estimated_cache_hit_prob > 0.99), "{answer:?}");
 }
@@ -288,8 +294,8 @@ async fn all_together_have_a_bound() {
     .await;
     for (at, replica) in ["a", "b"].into_iter().enumerate() {
         let timestamp_us = now_us() - 1_000_000_000 + at as i64 * 10_000_000;
-        let told = proto::CacheStateUpdate { timestamp_us, ..update(replica, entries(&HELD[..3])) };
-        hints.report(vec![told]).await;
+        let reported = proto::CacheStateUpdate { timestamp_us, ..update(replica, entries(&HELD[..3])) };
+        hints.report(vec![reported]).await;
     }
     let (reason, replicas) = hints.route(exact(HELD[0], 16)).await;
     let entries = hints.metric("kvplane_hints_entries ").await;

@@ -1,4 +1,4 @@
-//! Whoever asked goes: nobody else is asked, and what was asked is watched to its end.
+//! The caller disconnects: no further engine is asked, and requests in flight are watched to their end.
 
 use std::time::{Duration, Instant};
 
@@ -59,7 +59,7 @@ async fn the_rest_is_not_asked_when_the_caller_goes() {
 async fn nobody_is_nudged_for_a_caller_that_has_gone() {
     let server = Scripted::new(|_| Act::Say(200, r#"{"success": true}"#)).await;
     let rig = rig(vec![server.silent("e0", EngineKind::Vllm, 2)]).await;
-    // Longer than a stream is left to itself: whoever stayed would see a nudge.
+    // Longer than the interval between nudges: a caller that stayed would see one.
     let request = flush_request(&json!({"proof_timeout_s": 2.5, "nudge": true}));
     let mut steps = admin(&rig).await.flush(request).await.unwrap().into_inner();
     loop {

@@ -49,8 +49,8 @@ async fn an_engine_with_http_alone_is_flushed_through_its_front() {
     engine.sim.complete(&prompt, 1, &CompletionOptions::default()).unwrap();
     assert!(rig.exact(0, &engine).await.blocks[0] > 0);
     let mut client = SglangSchedulerClient::connect(format!("http://{front}")).await.unwrap();
-    let told = client.flush_cache(FlushCacheRequest { timeout_s: 5.0 }).await.unwrap().into_inner();
-    assert!(told.success && told.message.starts_with("rank 0: proven: "), "{told:?}");
+    let reported = client.flush_cache(FlushCacheRequest { timeout_s: 5.0 }).await.unwrap().into_inner();
+    assert!(reported.success && reported.message.starts_with("rank 0: proven: "), "{reported:?}");
     assert_eq!(rig.exact(0, &engine).await.blocks[0], 0);
     for timeout_s in [-1.0, f32::NAN, f32::INFINITY] {
         let status = client.flush_cache(FlushCacheRequest { timeout_s }).await.unwrap_err();
@@ -65,8 +65,8 @@ async fn an_engine_with_http_alone_is_flushed_through_its_front() {
     let mut client = SglangSchedulerClient::connect(format!("http://{}", rig.grpc)).await.unwrap();
     let mut request = Request::new(FlushCacheRequest { timeout_s: 0.0 });
     request.metadata_mut().insert("kvplane-engine", "e0".parse().unwrap());
-    let told = client.flush_cache(request).await.unwrap().into_inner();
-    assert!(told.success, "{told:?}");
+    let reported = client.flush_cache(request).await.unwrap().into_inner();
+    assert!(reported.success, "{reported:?}");
     let mut request = Request::new(FlushCacheRequest { timeout_s: 0.0 });
     request.metadata_mut().insert("kvplane-rank", "0".parse().unwrap());
     assert_eq!(client.flush_cache(request).await.unwrap_err().code(), Code::InvalidArgument);
@@ -88,7 +88,7 @@ async fn an_engine_with_http_alone_is_flushed_through_its_front() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_an_engine_answers_is_told_in_the_services_words() {
+async fn what_an_engine_answers_is_reported_in_the_services_words() {
     let server = Scripted::new(|engine| match engine {
         "busy" => Act::Say(200, r#"{"success": false}"#),
         "yes" => Act::Say(200, r#"{"success": true}"#),
@@ -111,9 +111,9 @@ async fn what_an_engine_answers_is_told_in_the_services_words() {
         rig.until(0, "filled", |status| status.blocks[0] > 0).await;
         let mut client = VllmEngineClient::connect(format!("http://{front}")).await.unwrap();
         match client.flush_cache(FlushCacheRequest { timeout_s: 0.0 }).await {
-            Ok(told) => {
-                let told = told.into_inner();
-                assert_eq!((Code::Ok, told.success), (code, success), "{behaves} {told:?}");
+            Ok(reported) => {
+                let reported = reported.into_inner();
+                assert_eq!((Code::Ok, reported.success), (code, success), "{behaves} {reported:?}");
             }
             Err(status) => assert_eq!(status.code(), code, "{behaves} {status}"),
         }

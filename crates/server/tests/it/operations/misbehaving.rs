@@ -48,7 +48,7 @@ async fn filled(over_grpc: bool, profile: Profile, ranks: u32) -> (Engine, Rig) 
 }
 
 fn verdicts(ranks: &Ranks) -> Vec<&str> {
-    ranks.values().map(|told| told.verdict.as_str()).collect()
+    ranks.values().map(|reported| reported.verdict.as_str()).collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -58,9 +58,9 @@ async fn every_wrong_has_its_verdict_over_both_transports() {
     let table: Vec<(Conduct, &str, &str)> = vec![
         (early(), "proven", "shows the clear"),
         (Conduct { busy: true, ..early() }, "refused", ""),
-        (Conduct { no_effect: true, clear: ClearEvent::Lost, ..early() }, "timeout", "showed nothing"),
-        (Conduct { clear: ClearEvent::Lost, ..early() }, "timeout", "showed nothing"),
-        (Conduct { answer: Reply::Error, ..early() }, "failed", "showed nothing"),
+        (Conduct { no_effect: true, clear: ClearEvent::Lost, ..early() }, "timeout", "not confirmed"),
+        (Conduct { clear: ClearEvent::Lost, ..early() }, "timeout", "not confirmed"),
+        (Conduct { answer: Reply::Error, ..early() }, "failed", "not confirmed"),
         (Conduct { answer: Reply::Hang, ..early() }, "timeout", "no answer in time"),
         // It did it, and the stream shows it, whatever became of the answer.
         (Conduct { answer: Reply::Late, ..early() }, "proven", "shows the clear"),
@@ -74,9 +74,9 @@ async fn every_wrong_has_its_verdict_over_both_transports() {
             let body =
                 json!({"deadline_s": 1.0, "proof_timeout_s": if *verdict == "proven" { 30.0 } else { 0.05 }});
             let (status, ranks) = flush_over_grpc(&rig, body).await;
-            let told = &ranks[&("e0".to_owned(), 0)];
-            assert_eq!(told.verdict, *verdict, "over gRPC: {over_grpc}, {conduct:?}: {told:?}");
-            assert!(told.why.contains(why), "{conduct:?}: {}", told.why);
+            let reported = &ranks[&("e0".to_owned(), 0)];
+            assert_eq!(reported.verdict, *verdict, "over gRPC: {over_grpc}, {conduct:?}: {reported:?}");
+            assert!(reported.why.contains(why), "{conduct:?}: {}", reported.why);
             assert_eq!(status, if *verdict == "proven" { 200 } else { 502 });
             // What is not proven, and may have happened, is not credited. The engine kept it, or not.
             let trust = rig.status(0).trust;

@@ -74,9 +74,9 @@ every_engine! {
             } else {
                 flush_over_grpc(&rig, body).await
             };
-            let told = &ranks[&("e0".to_owned(), 0)];
-            assert_eq!((status, told.verdict.as_str()), (200, "proven"), "{told:?}");
-            assert!(told.cleared.contains(&"device".to_owned()) && told.remaining.is_empty(), "{told:?}");
+            let reported = &ranks[&("e0".to_owned(), 0)];
+            assert_eq!((status, reported.verdict.as_str()), (200, "proven"), "{reported:?}");
+            assert!(reported.cleared.contains(&"device".to_owned()) && reported.remaining.is_empty(), "{reported:?}");
             assert_eq!(credited(&rig, old).await, 0, "flushed, and credited");
             complete(&engine, fresh);
             until_credited(&rig, fresh).await;
@@ -96,16 +96,16 @@ async fn an_idle_vllm_is_proven_by_a_nudge_and_not_without() {
     rig.live(0).await;
     complete(&engine, 1);
     rig.exact(0, &engine).await;
-    let (status, told) = one(&rig, json!({"proof_timeout_s": 0.05})).await;
-    assert_eq!((status, told.verdict.as_str()), (502, "timeout"), "{told:?}");
-    assert!(told.why.contains("publishes with its next step: nudge it"), "{}", told.why);
+    let (status, reported) = one(&rig, json!({"proof_timeout_s": 0.05})).await;
+    assert_eq!((status, reported.verdict.as_str()), (502, "timeout"), "{reported:?}");
+    assert!(reported.why.contains("publishes with its next step: use nudge"), "{}", reported.why);
     assert!(rig.status(0).trust.has(Reason::UnprovenFlush));
-    let (status, told) = one(&rig, json!({"nudge": true})).await;
-    assert_eq!((status, told.verdict.as_str()), (200, "proven"), "{told:?}");
+    let (status, reported) = one(&rig, json!({"nudge": true})).await;
+    assert_eq!((status, reported.verdict.as_str()), (200, "proven"), "{reported:?}");
     rig.exact(0, &engine).await;
 }
 
-/// Waits until an engine was asked so many more times.
+/// Waits until an engine was asked this many more times.
 async fn until_asked(engine: &Engine, times: usize) {
     let wanted = engine.sim.asked().len() + times;
     let asked = async {
@@ -124,8 +124,8 @@ async fn a_clear_that_comes_before_the_flush_is_accepted_does_not_prove_it() {
     complete(&engine, 1);
     rig.exact(0, &engine).await;
     // Its clear is published with the next step.
-    let (_, told) = one(&rig, json!({"proof_timeout_s": 0.0})).await;
-    assert_eq!(told.verdict, "timeout", "{told:?}");
+    let (_, reported) = one(&rig, json!({"proof_timeout_s": 0.0})).await;
+    assert_eq!(reported.verdict, "timeout", "{reported:?}");
     engine.sim.conduct(Conduct { busy: true, ..Conduct::default() });
     let flushed = one(&rig, json!({"timeout_s": 600.0, "proof_timeout_s": 0.5}));
     let meanwhile = async {
@@ -136,8 +136,8 @@ async fn a_clear_that_comes_before_the_flush_is_accepted_does_not_prove_it() {
         until_asked(&engine, 2).await;
         engine.sim.conduct(Conduct::default());
     };
-    let ((status, told), ()) = tokio::join!(flushed, meanwhile);
-    assert_eq!((status, told.verdict.as_str()), (502, "timeout"), "{told:?}");
+    let ((status, reported), ()) = tokio::join!(flushed, meanwhile);
+    assert_eq!((status, reported.verdict.as_str()), (502, "timeout"), "{reported:?}");
     assert!(rig.status(0).trust.has(Reason::UnprovenFlush));
 }
 
@@ -162,7 +162,7 @@ async fn every_idle_rank_is_nudged() {
     }
     let (status, ranks) = flush_over_http(&rig, json!({"nudge": true})).await;
     assert!(
-        ranks.len() == RANKS as usize && ranks.values().all(|told| told.verdict == "proven"),
+        ranks.len() == RANKS as usize && ranks.values().all(|reported| reported.verdict == "proven"),
         "{ranks:?}"
     );
     assert_eq!(status, 200);
@@ -179,12 +179,12 @@ async fn a_host_tier_that_is_still_resident_is_named() {
     rig.live(0).await;
     engine.work(20);
     rig.until(0, "offloaded", |status| status.blocks[Tier::Host.index()] > 0).await;
-    let (status, told) = one(&rig, json!({"nudge": true})).await;
-    assert_eq!((status, told.verdict.as_str()), (502, "unknown"), "{told:?}");
-    assert!(told.cleared.contains(&"device".to_owned()), "{told:?}");
-    let (tier, blocks) = &told.remaining[0];
-    assert!(tier == "host" && blocks.is_none_or(|blocks| blocks > 0), "{told:?}");
-    assert!(told.why.contains("it reached the device alone: host"), "{}", told.why);
+    let (status, reported) = one(&rig, json!({"nudge": true})).await;
+    assert_eq!((status, reported.verdict.as_str()), (502, "unknown"), "{reported:?}");
+    assert!(reported.cleared.contains(&"device".to_owned()), "{reported:?}");
+    let (tier, blocks) = &reported.remaining[0];
+    assert!(tier == "host" && blocks.is_none_or(|blocks| blocks > 0), "{reported:?}");
+    assert!(reported.why.contains("only the device was flushed: host"), "{}", reported.why);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -201,9 +201,9 @@ async fn a_stream_that_is_down_proves_nothing() {
     complete(&engine, 1);
     engine.sim.stop();
     rig.until(0, "down", |status| status.continuity == kvplane_core::Continuity::Down).await;
-    let (status, told) = one(&rig, json!({"proof_timeout_s": 0.05})).await;
-    assert_eq!((status, told.verdict.as_str()), (200, "done"), "{told:?}");
-    assert!(told.why.contains("its stream is not heard (down)"), "{}", told.why);
+    let (status, reported) = one(&rig, json!({"proof_timeout_s": 0.05})).await;
+    assert_eq!((status, reported.verdict.as_str()), (200, "done"), "{reported:?}");
+    assert!(reported.why.contains("its stream is not live (down)"), "{}", reported.why);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -216,9 +216,9 @@ async fn engines_of_another_plane_are_asked_there() {
     let mut engines = here.plane.watch();
     engines.wait_for(|engines| engines.iter().any(|engine| !engine.streams.is_empty())).await.unwrap();
     let (status, ranks) = flush_over_http(&here, json!({"kind": "kvplane"})).await;
-    let told = &ranks[&("there/e0".to_owned(), 0)];
-    assert_eq!((status, told.verdict.as_str()), (502, "unsupported"), "{told:?}");
-    assert!(told.why.contains("ask that plane"), "{}", told.why);
+    let reported = &ranks[&("there/e0".to_owned(), 0)];
+    assert_eq!((status, reported.verdict.as_str()), (502, "unsupported"), "{reported:?}");
+    assert!(reported.why.contains("ask that one"), "{}", reported.why);
     // The link itself is no engine.
     let (status, answer) = call(here.http, "POST", "/flush_cache?engine=there", &Value::Null).await;
     assert_eq!(status, 404, "{answer}");

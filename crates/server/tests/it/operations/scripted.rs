@@ -23,7 +23,7 @@ pub enum Act {
     Hang,
 }
 
-/// A server. Engines are told apart by the first part of the path.
+/// A server. The first part of the path selects the engine.
 pub struct Scripted {
     pub address: SocketAddr,
     seen: watch::Receiver<Vec<Seen>>,
@@ -68,7 +68,7 @@ impl Scripted {
         self.seen.borrow().clone()
     }
 
-    /// Waits until so many requests have come.
+    /// Waits until this many requests have come.
     pub async fn until_seen(&self, count: usize) {
         self.seen.clone().wait_for(|seen| seen.len() >= count).await.unwrap();
     }

@@ -32,7 +32,7 @@ pub async fn flush_over_http(rig: &Rig, body: Value) -> (u16, Ranks) {
     let ranks = answer["ranks"].as_array().unwrap_or_else(|| panic!("{status} {answer}")).iter();
     let ranks = ranks.map(|rank| {
         let remaining = rank["tiers_remaining"].as_array().unwrap().iter();
-        let told = RankResult {
+        let reported = RankResult {
             verdict: rank["verdict"].as_str().unwrap().to_owned(),
             why: rank["why"].as_str().unwrap().to_owned(),
             may_still_complete: rank["may_still_complete"].as_bool().unwrap(),
@@ -42,7 +42,7 @@ pub async fn flush_over_http(rig: &Rig, body: Value) -> (u16, Ranks) {
                 .collect(),
         };
         let name = rank["engine"].as_str().unwrap().to_owned();
-        ((name, u32::try_from(rank["rank"].as_u64().unwrap()).unwrap()), told)
+        ((name, u32::try_from(rank["rank"].as_u64().unwrap()).unwrap()), reported)
     });
     (status, ranks.collect())
 }
@@ -95,14 +95,14 @@ pub async fn flush_over_grpc(rig: &Rig, body: Value) -> (u16, Ranks) {
     let ranks = ranks.into_iter().map(|rank| {
         let verdict = rank.verdict().as_str_name().trim_start_matches("VERDICT_").to_lowercase();
         let remaining = rank.tiers_remaining.into_iter().map(|left| (left.tier, left.blocks)).collect();
-        let told = RankResult {
+        let reported = RankResult {
             verdict,
             why: rank.why,
             may_still_complete: rank.may_still_complete,
             cleared: rank.tiers_cleared,
             remaining,
         };
-        ((rank.engine, rank.rank), told)
+        ((rank.engine, rank.rank), reported)
     });
     (status, ranks.collect())
 }
@@ -115,10 +115,10 @@ pub async fn all(
     while let Some(step) = steps.message().await? {
         assert!(summary.is_none(), "nothing follows the summary");
         match step.item.unwrap() {
-            Item::Plan(told) => assert!(plan.replace(told).is_none()),
+            Item::Plan(reported) => assert!(plan.replace(reported).is_none()),
             Item::Rank(rank) if rank.phase() == proto::Phase::Over => ranks.push(rank),
             Item::Rank(rank) => assert_eq!(rank.verdict(), proto::Verdict::Unspecified),
-            Item::Summary(told) => summary = Some(told),
+            Item::Summary(reported) => summary = Some(reported),
         }
     }
     Ok((plan.unwrap(), ranks, summary))

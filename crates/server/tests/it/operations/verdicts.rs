@@ -24,16 +24,16 @@ fn act(engine: &str) -> Act {
     }
 }
 
-/// The engine, and what it is told to be: status, verdict, a part of the sentence, whether it may still
+/// The engine, and how it answers: status, verdict, a part of the sentence, whether it may still
 /// complete.
 const TABLE: &[(&str, u16, &str, &str, bool)] = &[
     // Nothing is heard of these engines: what they say cannot be proven.
-    ("yes", 200, "done", "its stream is not heard (connecting)", false),
+    ("yes", 200, "done", "its stream is not live (connecting)", false),
     ("busy", 502, "refused", "requests hold blocks", false),
     ("old", 502, "unsupported", "VLLM_SERVER_DEV_MODE", false),
     ("trt", 502, "unsupported", "TensorRT-LLM has no call", false),
-    ("locked", 502, "failed", "wants a key", false),
-    ("broken", 502, "failed", "its stream showed nothing by the proof timeout", true),
+    ("locked", 502, "failed", "requires a key", false),
+    ("broken", 502, "failed", "not confirmed by its stream within the proof timeout", true),
     ("dead", 502, "failed", "cannot connect", false),
     ("hangs", 502, "timeout", "no answer in time", true),
     ("mute", 502, "unknown", "up to 0.25", true),
@@ -60,10 +60,10 @@ async fn every_answer_has_its_verdict_over_both_protocols() {
         let over_http = flush_over_http(&rig, question(engine)).await;
         let over_grpc = flush_over_grpc(&rig, question(engine)).await;
         assert_eq!(over_http, over_grpc, "{engine}");
-        let told = &over_http.1[&((*engine).to_owned(), 0)];
-        assert_eq!((over_http.0, told.verdict.as_str()), (*status, *verdict), "{engine}: {told:?}");
-        assert!(told.why.contains(why), "{engine}: {}", told.why);
-        assert_eq!(told.may_still_complete, *open, "{engine}: {}", told.why);
+        let reported = &over_http.1[&((*engine).to_owned(), 0)];
+        assert_eq!((over_http.0, reported.verdict.as_str()), (*status, *verdict), "{engine}: {reported:?}");
+        assert!(reported.why.contains(why), "{engine}: {}", reported.why);
+        assert_eq!(reported.may_still_complete, *open, "{engine}: {}", reported.why);
         // What may have been flushed is not credited any more; what was not, is as it was.
         let stream = rig.plane.engine(engine).unwrap().streams[0].clone();
         let may_have_been = *open || *verdict == "done";
@@ -204,8 +204,8 @@ async fn a_key_is_sent_and_read_again_with_every_operation() {
     assert_eq!((seen.path.as_str(), seen.key.as_deref()), ("reset_prefix_cache", Some("Bearer hush")));
     std::fs::remove_file(&path).unwrap();
     let (status, ranks) = flush_over_http(&rig, question("yes")).await;
-    let told = &ranks[&("yes".to_owned(), 0)];
-    assert_eq!((status, told.verdict.as_str()), (502, "failed"));
-    assert!(told.why.contains("api_key_file") && !told.why.contains("hush"), "{}", told.why);
+    let reported = &ranks[&("yes".to_owned(), 0)];
+    assert_eq!((status, reported.verdict.as_str()), (502, "failed"));
+    assert!(reported.why.contains("api_key_file") && !reported.why.contains("hush"), "{}", reported.why);
     assert_eq!(server.seen().len(), 1, "who has no key is not asked");
 }

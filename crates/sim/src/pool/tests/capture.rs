@@ -41,7 +41,7 @@ fn recorded(payload: &str) -> Vec<Announced> {
         digits.map(|pair| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap()).collect();
     let mut decoder = Decoder::default();
     let batch = decoder.decode(&bytes).unwrap();
-    let told = |event: &Event<'_>| match event {
+    let reported = |event: &Event<'_>| match event {
         Event::Stored(stored) => Announced::Stored {
             group: stored.group.unwrap(),
             kept: batch.stored_hashes(stored).len(),
@@ -50,11 +50,11 @@ fn recorded(payload: &str) -> Vec<Announced> {
         Event::Removed(removed) => Announced::Removed { group: removed.group.unwrap() },
         other => panic!("{other:?}"),
     };
-    batch.events.iter().map(told).collect()
+    batch.events.iter().map(reported).collect()
 }
 
 fn simulated(pool: &mut Pool) -> Vec<Announced> {
-    let told = |event| match event {
+    let reported = |event| match event {
         OwnedEvent::Stored(stored) => Announced::Stored {
             group: stored.group.unwrap(),
             kept: stored.block_hashes.len(),
@@ -63,7 +63,7 @@ fn simulated(pool: &mut Pool) -> Vec<Announced> {
         OwnedEvent::Removed(removed) => Announced::Removed { group: removed.group.unwrap() },
         OwnedEvent::Cleared => panic!("nothing was reset"),
     };
-    pool.take_events().into_iter().map(told).collect()
+    pool.take_events().into_iter().map(reported).collect()
 }
 
 /// Asks for everything again, up to requests at once: as much is found, and the same is published in the same

@@ -174,7 +174,7 @@ fn placeholders_have_one_hash_and_removals_many() {
 fn a_chunk_that_describes_itself_leaves_out_extra_keys_and_may_come_before_its_parent() {
     let mut pool = pool(400, host(8, 100, HostForm::SelfDescribing));
     let salted = Keys { salt: Some("s".into()), lora: Some("a".into()), ..Keys::default() };
-    let mut told: Vec<OwnedHash> = Vec::new();
+    let mut reported: Vec<OwnedHash> = Vec::new();
     let mut orphans = 0;
     for round in 0..8 {
         let mut table = pool.begin(&text(round * 100, 51), salted.clone(), Report::New).unwrap();
@@ -188,15 +188,15 @@ fn a_chunk_that_describes_itself_leaves_out_extra_keys_and_may_come_before_its_p
             }
             assert_eq!((stored.block_hashes.len(), stored.token_ids.len(), stored.block_size), (2, 8, 4));
             assert_eq!((stored.lora_name.as_deref(), stored.extra_keys), (Some("a"), None));
-            orphans += usize::from(stored.parent.is_some_and(|parent| !told.contains(&parent)));
-            told.extend(stored.block_hashes);
+            orphans += usize::from(stored.parent.is_some_and(|parent| !reported.contains(&parent)));
+            reported.extend(stored.block_hashes);
         }
     }
     assert!(orphans > 5, "{orphans} children came first");
 }
 
 #[test]
-fn a_reset_is_told_alike_whatever_it_empties() {
+fn a_reset_is_reported_alike_whatever_it_empties() {
     let mut pool = pool(40, host(4, 40, HostForm::Placeholders));
     for (emptied, left) in [(false, 24), (true, 0)] {
         serve(&mut pool, &text(0, 27));

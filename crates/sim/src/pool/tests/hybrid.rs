@@ -168,7 +168,7 @@ proptest! {
 }
 
 #[test]
-fn windows_are_told_before_the_group_that_says_where_they_are() {
+fn windows_are_reported_before_the_group_that_says_where_they_are() {
     let mut pool = pool(100, "sliding:12,sliding:12,full");
     serve(&mut pool, &text(0, 30), 3);
     let [one, other, full, decoded @ ..] = &stores(&mut pool)[..] else { panic!("three groups") };
@@ -236,7 +236,7 @@ fn a_state_is_found_exactly_where_it_was_kept() {
 }
 
 #[test]
-fn the_beginning_of_a_large_block_is_told_until_the_block_is_full() {
+fn the_beginning_of_a_large_block_is_reported_until_the_block_is_full() {
     let mut pool = pool(100, "full/8,sliding:5");
     let mut table = begin(&mut pool, &text(0, 13));
     let stored = stores(&mut pool);
@@ -271,11 +271,11 @@ fn a_full_report_repeats_what_was_found_also_what_no_window_has() {
     let mut pool = pool(100, "sliding:5,full");
     serve(&mut pool, &text(0, 13), 0);
     let before = device(&pool);
-    let told = stores(&mut pool);
+    let reported = stores(&mut pool);
     let table = pool.begin(&[text(0, 12), text(50, 5)].concat(), Keys::default(), Report::Full).unwrap();
     let stored = stores(&mut pool);
     assert_eq!(stored.len(), 4);
-    assert_eq!((&stored[1].block_hashes, &stored[1].parent), (&told[1].block_hashes, &None));
+    assert_eq!((&stored[1].block_hashes, &stored[1].parent), (&reported[1].block_hashes, &None));
     assert_eq!(stored[0].block_hashes, stored[1].block_hashes, "the window has only the last of them");
     assert_eq!(stored[3].parent.as_ref(), stored[1].block_hashes.last());
     pool.finish(&table);

@@ -30,7 +30,7 @@ fn run(cache: &mut Cache, prompt: &[u32], more: &[u32]) -> (usize, Vec<TrtData>)
 }
 
 /// Events as words: hashes as the tokens that they stand for.
-fn told(cache: &Cache, names: &mut BTreeMap<TrtHash, String>, events: &[TrtData]) -> Vec<String> {
+fn reported(cache: &Cache, names: &mut BTreeMap<TrtHash, String>, events: &[TrtData]) -> Vec<String> {
     for block in cache.resident() {
         names.insert(block.hash, format!("{:?}", block.tokens));
     }
@@ -60,15 +60,15 @@ fn a_partial_tail_is_a_block_until_it_is_written_on() {
     let mut names = BTreeMap::new();
     let (cached, events) = run(&mut cache, &[1, 2, 3, 4, 5], &[6]);
     assert_eq!(cached, 0);
-    assert_eq!(told(&cache, &mut names, &events), ["root + [1, 2, 3, 4]", "[1, 2, 3, 4] + [5, 6]"]);
+    assert_eq!(reported(&cache, &mut names, &events), ["root + [1, 2, 3, 4]", "[1, 2, 3, 4] + [5, 6]"]);
 
     let (cached, events) = run(&mut cache, &[1, 2, 3, 4, 5, 6, 7], &[8, 9]);
     assert_eq!(cached, 6, "four in a full block, two in a partial one");
-    assert_eq!(told(&cache, &mut names, &events), ["- [5, 6]", "[1, 2, 3, 4] + [5, 6, 7, 8] [9]"]);
+    assert_eq!(reported(&cache, &mut names, &events), ["- [5, 6]", "[1, 2, 3, 4] + [5, 6, 7, 8] [9]"]);
 
     let (cached, events) = run(&mut cache, &[1, 2, 3, 4, 5, 6, 0], &[]);
     assert_eq!(cached, 6, "a part of a full block");
-    assert_eq!(told(&cache, &mut names, &events), ["[1, 2, 3, 4] + [5, 6, 0]"], "which stays");
+    assert_eq!(reported(&cache, &mut names, &events), ["[1, 2, 3, 4] + [5, 6, 0]"], "which stays");
 
     let (cached, events) = run(&mut cache, &[1, 2, 3, 4], &[]);
     assert_eq!((cached, events), (3, vec![]), "the last token is computed, and is there already");
@@ -80,9 +80,9 @@ fn what_the_device_has_no_room_for_goes_down_and_comes_back() {
     let mut names = BTreeMap::new();
     let mut run = |cache: &mut Cache, prompt: &[u32]| {
         // Names of what goes are known from before.
-        told(cache, &mut names, &[]);
+        reported(cache, &mut names, &[]);
         let (cached, events) = run(cache, prompt, &[]);
-        (cached, told(cache, &mut names, &events))
+        (cached, reported(cache, &mut names, &events))
     };
     assert_eq!(run(&mut cache, &[1, 2, 3, 4]), (0, vec!["root + [1, 2] [3, 4]".to_owned()]));
     let (_, events) = run(&mut cache, &[5, 6, 7, 8]);
@@ -125,7 +125,7 @@ fn salts_keep_equal_prompts_apart() {
 }
 
 #[test]
-fn images_and_adapters_keep_equal_prompts_apart_and_images_are_told() {
+fn images_and_adapters_keep_equal_prompts_apart_and_images_are_reported() {
     let mut cache = cache(2, &[20]);
     let image = |id: &str| Image { id: id.to_owned(), offset: 1, length: 2 };
     let shown = |id| Keys { images: vec![image(id)], ..Keys::default() };

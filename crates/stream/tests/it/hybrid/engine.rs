@@ -9,7 +9,7 @@ use kvplane_wire::{OwnedEvent, OwnedHash, OwnedRemoved, OwnedStored};
 
 /// Tokens of the longest prompt.
 pub const PROMPT: usize = 40;
-/// All prompts begin with the same so many.
+/// Tokens that all prompts have in common at their start.
 const SHARED: usize = 8;
 
 /// What a group's blocks are.
@@ -177,7 +177,7 @@ impl Engine {
         }
     }
 
-    /// A copy on the host, told by its hash alone.
+    /// A copy on the host, announced by its hash alone.
     pub fn offload(&mut self, which: usize) {
         let on_device: Vec<(usize, u64)> = self
             .held

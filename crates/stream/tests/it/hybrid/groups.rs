@@ -38,28 +38,28 @@ fn remove(group: u32, ends: &[u64]) -> OwnedEvent {
     })
 }
 
-/// On the host, told by hashes alone.
+/// On the host, announced by hashes alone.
 fn offload(group: Option<u32>, ends: &[u64]) -> OwnedEvent {
     let block_hashes = hashes(ends);
     let medium = Some("CPU".into());
     OwnedEvent::Stored(OwnedStored { block_hashes, medium, group, ..OwnedStored::default() })
 }
 
-/// The blocks that are told in a tier.
-fn told(transitions: &[Transition]) -> Vec<(Tier, u64)> {
-    let mut told = Vec::new();
+/// The blocks that are announced in a tier.
+fn reported(transitions: &[Transition]) -> Vec<(Tier, u64)> {
+    let mut reported = Vec::new();
     for transition in transitions {
         match transition {
             Transition::Stored { tier, blocks, .. } => {
-                told.extend(blocks.iter().map(|block| (*tier, block.hash)));
+                reported.extend(blocks.iter().map(|block| (*tier, block.hash)));
             }
             Transition::Removed { tier, hashes } => {
-                told.retain(|(held, hash)| held != tier || !hashes.contains(hash));
+                reported.retain(|(held, hash)| held != tier || !hashes.contains(hash));
             }
-            Transition::Cleared => told.clear(),
+            Transition::Cleared => reported.clear(),
         }
     }
-    told
+    reported
 }
 
 /// The blocks with a mark of the first side on the device, in entries or a whole state.
@@ -78,7 +78,7 @@ fn a_sparse_store_is_resolved_by_the_full_group_behind_it_in_the_batch() {
     let needs = entry.resumption.as_ref().unwrap();
     assert_eq!(needs.sides[0].need, Need::Run { blocks: 2, stride: 1, tail: false });
     assert_eq!(rig.ledger.trust().level(), Trust::Exact);
-    // What is told is what it is now, of the blocks that changed.
+    // Announced is the state now, of the blocks that changed.
     let entry = rig.apply(&[remove(1, &[12])]);
     assert_eq!(entry.marks, [(12, Marks::default())]);
     let entry = rig.apply(&[remove(0, &[12]), store(WINDOW, &[12], 8..12)]);
@@ -88,7 +88,7 @@ fn a_sparse_store_is_resolved_by_the_full_group_behind_it_in_the_batch() {
 }
 
 #[test]
-fn needs_are_told_in_main_blocks() {
+fn needs_are_reported_in_main_blocks() {
     let run = |blocks, stride, tail| Need::Run { blocks, stride, tail };
     for (kind, window, size, need) in [
         ("sliding_window", Some(1), 8, run(0, 1, false)),
@@ -138,15 +138,15 @@ fn what_is_not_understood_is_never_counted_for_more() {
 fn without_a_full_group_one_is_held_against_whole_prefixes() {
     let mut rig = Rig::new();
     let entry = rig.apply(&[store(WINDOW, &[4, 8], 0..8), store((2, "mamba", None, 4), &[8], 0..8)]);
-    assert_eq!(told(&entry.transitions), [(Tier::Device, 4), (Tier::Device, 8)]);
+    assert_eq!(reported(&entry.transitions), [(Tier::Device, 4), (Tier::Device, 8)]);
     assert_eq!(marked(&entry.marks, Marks::whole(0)), [8]);
     let worst = rig.ledger.trust().worst().unwrap().reason;
     assert_eq!((worst, worst.trust()), (Reason::NoFullGroup, Trust::Lower));
-    // One turns up: only what it holds is told any more.
+    // One turns up: only what it holds is announced from then on.
     let entry = rig.apply(&[store(FULL, &[4, 8], 0..8), remove(0, &[8])]);
     let removed = Transition::Removed { tier: Tier::Device, hashes: vec![4, 8] };
     assert_eq!(entry.transitions[0], removed);
-    assert_eq!(told(&entry.transitions), [(Tier::Device, 4)]);
+    assert_eq!(reported(&entry.transitions), [(Tier::Device, 4)]);
     assert_eq!(rig.ledger.trust().level(), Trust::Exact);
     let groups: Vec<_> = rig.ledger.groups().iter().map(|group| (group.kind(), group.is_main)).collect();
     let expected = [(SpecKind::Sliding, false), (SpecKind::State, false), (SpecKind::Full, true)];
@@ -200,20 +200,20 @@ fn small_blocks_mark_the_main_block_that_they_are_part_of() {
 }
 
 #[test]
-fn a_block_that_is_not_full_is_recorded_and_never_told() {
+fn a_block_that_is_not_full_is_recorded_and_never_reported() {
     let full = (0, "full_attention", None, 8);
     let partial = (0, "full_attention", None, 4);
     let mut rig = Rig::new();
     // It comes first, and looks like any other.
     let entry = rig.apply(&[store(partial, &[4], 0..4)]);
-    assert_eq!(told(&entry.transitions), [(Tier::Device, 4)]);
+    assert_eq!(reported(&entry.transitions), [(Tier::Device, 4)]);
     // Promoted: what it seemed to be is taken back. Whether the larger one is full is not known either.
     let entry = rig.apply(&[remove(0, &[4]), store(full, &[8], 0..8), store(partial, &[12], 8..12)]);
     assert_eq!(entry.transitions, [Transition::Removed { tier: Tier::Device, hashes: vec![4] }]);
     assert_eq!(rig.ledger.trust().worst().unwrap().reason, Reason::GroupLayout);
     let state = (1, "mamba", None, 8);
     let entry = rig.apply(&[store(state, &[16], 0..16), store(full, &[8, 16], 0..16)]);
-    assert_eq!(told(&entry.transitions), [(Tier::Device, 8), (Tier::Device, 16)]);
+    assert_eq!(reported(&entry.transitions), [(Tier::Device, 8), (Tier::Device, 16)]);
     let entry = rig.apply(&[store(partial, &[20], 16..20), store((1, "mamba", None, 4), &[20], 16..20)]);
     assert_eq!((&entry.transitions[..], &entry.marks[..]), (&[][..], &[][..]));
     assert_eq!(rig.held()[&(Some(0), Tier::Device, 20)], 1);
@@ -237,7 +237,7 @@ fn in_a_cache_with_several_groups_a_size_is_known_once_it_is_sure() {
     assert_eq!(entry.transitions, []);
     assert_eq!(rig.ledger.trust().worst().unwrap().reason, Reason::GroupLayout);
     let entry = rig.apply(&[store(FULL, &[8, 12], 4..12)]);
-    assert_eq!(told(&entry.transitions), [(Tier::Device, 4), (Tier::Device, 8), (Tier::Device, 12)]);
+    assert_eq!(reported(&entry.transitions), [(Tier::Device, 4), (Tier::Device, 8), (Tier::Device, 12)]);
     assert_eq!(rig.ledger.trust().level(), Trust::Exact);
 }
 
@@ -246,21 +246,21 @@ fn events_without_a_group_mean_the_only_one() {
     let mut rig = Rig::new();
     rig.apply(&[store((2, "full_attention", None, 4), &[4, 8], 0..8)]);
     let entry = rig.apply(&[offload(None, &[4])]);
-    assert_eq!(told(&entry.transitions), [(Tier::Host, 4)]);
+    assert_eq!(reported(&entry.transitions), [(Tier::Host, 4)]);
     assert_eq!(rig.ledger.trust().level(), Trust::Exact);
     // With several it cannot be known which one they mean.
     let entry = rig.apply(&[store(WINDOW, &[4, 8], 0..8)]);
     assert_eq!(entry.transitions, [Transition::Removed { tier: Tier::Host, hashes: vec![4] }]);
     assert_eq!(rig.ledger.trust().worst().unwrap().reason, Reason::UnknownGroup);
-    // One that has a number has the kind that was told elsewhere.
+    // One that has a number has the kind that was announced elsewhere.
     let entry = rig.apply(&[offload(Some(1), &[8]), offload(Some(2), &[8])]);
-    assert_eq!(told(&entry.transitions), [(Tier::Host, 8)]);
+    assert_eq!(reported(&entry.transitions), [(Tier::Host, 8)]);
     let marks = entry.marks.iter().find(|(hash, _)| *hash == 8).unwrap().1;
     assert_eq!(marks.0.count_ones(), 2, "on the device and on the host");
 }
 
 #[test]
-fn what_an_engine_gives_up_is_told_at_the_beginning_of_every_life() {
+fn what_an_engine_gives_up_is_reported_at_the_beginning_of_every_life() {
     let mut rig = Rig::with(JournalOptions { eagle: true, ..JournalOptions::default() });
     let before = rig.ledger.cursor();
     rig.interpreter.begin_epoch(&mut rig.ledger, EpochCause::DifferentBatch, NOW);

@@ -147,7 +147,7 @@ impl World {
         }
     }
 
-    /// Whoever asks a plane that follows is told the same. Its numbers of sides are its own.
+    /// A plane that follows gives the same answers. Its numbers of sides are its own.
     fn compare_copy(&mut self) {
         assert_eq!(self.copy.ledger().groups(), self.recorder.ledger().groups());
         let transitions = take(self.copy.ledger_mut()).as_transitions();

@@ -8,7 +8,7 @@ use kvplane_wire::{OwnedEvent, OwnedStored};
 
 use crate::rig::{Rig, placeholder, remove, remove_from, store, store_in, stored};
 
-/// A chunk has so many tokens; blocks have two.
+/// Tokens of a chunk; blocks have two.
 fn chunks_of(tokens: u32) -> Rig {
     Rig::with(JournalOptions { offload_chunk: Some(tokens), ..JournalOptions::default() })
 }
@@ -103,12 +103,12 @@ fn a_store_that_describes_itself_shows_the_size_of_chunks() {
     let mut rig = Rig::new();
     rig.apply(&[store(&[1, 2, 3, 4], None), store_in("CPU", &[1, 2], None)]);
     assert_eq!((unit(&rig), worst(&rig)), (2, None));
-    // Not all are told like that.
+    // Not all are announced like that.
     rig.apply(&[placeholder(&[4], "CPU")]);
     assert_eq!(host(&rig), BTreeMap::from([(1, 1), (2, 1), (3, 1), (4, 1)]));
     rig.apply(&[remove_from("CPU", &[4]), remove_from("CPU", &[1, 2])]);
     assert!(host(&rig).is_empty());
-    // Stores with keys are told block by block, in whichever number.
+    // Stores with keys are announced block by block, in any number.
     let keyed = OwnedStored {
         extra_keys: Some(vec![None; 3]),
         medium: Some("CPU".into()),
@@ -128,7 +128,7 @@ fn old_placeholders_say_the_size_of_chunks() {
 }
 
 #[test]
-fn what_contradicts_the_size_of_chunks_is_forgotten_and_told() {
+fn what_contradicts_the_size_of_chunks_is_forgotten_and_reported() {
     // A chunk that ends before one can.
     let mut rig = chunks_of(8);
     rig.apply(&[store(&[1, 2, 3, 4], None), placeholder(&[4], "CPU")]);

@@ -61,7 +61,7 @@ fn orphan(hash: u64, parent: u64) -> OwnedEvent {
     store(&[hash], Some(parent))
 }
 
-/// A store of one block with so many tokens.
+/// A store of one block with this many tokens.
 fn sized(hash: u64, size: u32, parent: Option<u64>) -> OwnedEvent {
     OwnedEvent::Stored(OwnedStored {
         token_ids: vec![1; size as usize],
@@ -189,7 +189,7 @@ const SHAPES: &[Shape] = &[
     },
 ];
 
-/// A batch of at most so many bytes.
+/// A batch of at most this many bytes.
 fn payload(shape: &Shape, bytes: usize) -> Vec<u8> {
     let encode = |events: &[OwnedEvent]| encode_batch(Profile::Vllm0_29, 1.0, Some(0), events);
     let probe: Vec<OwnedEvent> = (0..256).flat_map(|at| (shape.events)(at + 70_000)).collect();
@@ -263,7 +263,7 @@ fn memory() {
     let chain = |at: u64| (at * 64 + 1..=at * 64 + 64).collect::<Vec<_>>();
     for (name, is_chain) in [("hashes alone", false), ("blocks", true)] {
         let event = |at| if is_chain { store(&chain(at), None) } else { placeholder(&chain(at), "GPU") };
-        let state = Limits { max_bytes: 128 << 20, max_waiting: usize::MAX };
+        let state = Limits { max_bytes: 128 << 20, max_waiting: usize::MAX, ..Limits::default() };
         let mut rig = Rig::with(JournalOptions { state, max_bytes: 1 << 20, ..JournalOptions::default() });
         let before = resident();
         (0..3_000_000 / 64).for_each(|at| drop(rig.apply(&[event(at)])));

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use kvplane_core::{EngineKind, Tier, Trust, sglang_event_hash, sglang_page_digest};
-use kvplane_stream::{JournalOptions, Limits, Semantics};
+use kvplane_stream::{Change, JournalOptions, Limits, Semantics, Tokens, Transition};
 use kvplane_wire::encode::{Profile, encode_batch};
 use kvplane_wire::{Decoder, OwnedEvent, OwnedExtraKey, OwnedHash, OwnedRemoved, OwnedStored};
 use proptest::collection::vec;
@@ -229,7 +229,7 @@ proptest! {
         scarce in any::<bool>(),
     ) {
         let max_bytes = if scarce { 9_000 } else { 1 << 20 };
-        let state = Limits { max_bytes, max_waiting: 6 };
+        let state = Limits { max_bytes, max_waiting: 6, ..Limits::default() };
         let options = JournalOptions {
             semantics: Semantics::of(kind),
             state,
@@ -244,5 +244,67 @@ proptest! {
             prop_assert!(counts.waiting() <= 6);
         }
         check_books(&mut rig);
+    }
+}
+
+/// Every option but whether tokens are kept.
+fn twin(kind: EngineKind, keep_tokens: bool) -> Rig {
+    let state = Limits { keep_tokens, max_waiting: 6, ..Limits::default() };
+    Rig::with(JournalOptions { semantics: Semantics::of(kind), state, ..JournalOptions::default() })
+}
+
+fn without_tokens(transitions: &[Transition]) -> Vec<Transition> {
+    let mut transitions = transitions.to_vec();
+    for transition in &mut transitions {
+        if let Transition::Stored { blocks, .. } = transition {
+            for block in blocks {
+                block.tokens = Tokens::default();
+            }
+        }
+    }
+    transitions
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(crate::cases(384)))]
+
+    #[test]
+    fn dropping_tokens_changes_nothing_but_that_they_are_gone(
+        (kind, profile) in anyone(),
+        batches in vec(vec(wild(), 0..8), 1..20),
+    ) {
+        let (mut keeps, mut drops) = (twin(kind, true), twin(kind, false));
+        for batch in &batches {
+            let (from_kept, from_dropped) = (keeps.ledger.cursor(), drops.ledger.cursor());
+            apply(&mut keeps, profile, batch);
+            apply(&mut drops, profile, batch);
+            let kept = keeps.ledger.read_after(from_kept, 10).unwrap();
+            let dropped = drops.ledger.read_after(from_dropped, 10).unwrap();
+            prop_assert_eq!(kept.len(), dropped.len());
+            for (kept, dropped) in kept.iter().zip(&dropped) {
+                prop_assert_eq!(kept.digest, dropped.digest);
+                prop_assert_eq!(&without_tokens(&kept.transitions), &dropped.transitions);
+                prop_assert!(dropped.untranslatable);
+                for (kept, dropped) in kept.changes.iter().zip(&dropped.changes) {
+                    let (Change::Stored(kept), Change::Stored(dropped)) = (kept, dropped) else { continue };
+                    prop_assert!(dropped.span.is_none());
+                    for (kept, dropped) in kept.blocks.iter().zip(&dropped.blocks) {
+                        prop_assert!(dropped.tokens().is_none());
+                        prop_assert_eq!(
+                            (kept.hash, kept.copies, kept.parent(), kept.content(), kept.first_position()),
+                            (dropped.hash, dropped.copies, dropped.parent(), dropped.content(), dropped.first_position())
+                        );
+                    }
+                }
+            }
+            prop_assert_eq!(keeps.ledger.trust(), drops.ledger.trust());
+            prop_assert_eq!(keeps.held(), drops.held());
+            let state = drops.ledger.state();
+            prop_assert_eq!(state.bytes(), state.recounted_bytes());
+            prop_assert!(state.bytes() <= keeps.ledger.state().bytes());
+        }
+        for block in &drops.snapshot().image.blocks {
+            prop_assert!(block.chains.iter().all(|chain| !chain.attached || chain.tokens.is_empty()));
+        }
     }
 }

@@ -51,7 +51,7 @@ impl Engine {
     }
 
     /// Runs a request: the blocks it found. It computes the rest, and of those that it found the last one
-    /// again if it is told to.
+    /// again if the test says so.
     fn run(&mut self, prompt: &[u32], again: bool) -> usize {
         let hit = self.hit(prompt);
         let from = hit - usize::from(again && hit > 0);
@@ -252,7 +252,7 @@ enum Step {
     /// The oldest request's report arrives.
     Report,
     Evict(usize),
-    /// So many batches are heard.
+    /// This many batches are received.
     Hear(usize),
     Clear,
 }

@@ -116,7 +116,7 @@ fn a_hash_of_blocks_that_differ_in_their_keys_is_ambiguous() {
         rig.apply(&[second]);
         assert_eq!(worst(&rig), Some(Reason::AmbiguousHash), "{first:?}");
     }
-    // A salt is told with the first block alone, and inherited from there.
+    // A salt is announced with the first block alone, and inherited from there.
     let mut rig = Rig::new();
     for _ in 0..2 {
         rig.apply(&[salted(1, "one", None), store(&[2, 3], Some(1))]);

@@ -34,14 +34,14 @@ fn two_stores_and_one_removal_still_there() {
 }
 
 #[test]
-fn a_hole_is_told_as_such_and_filled_again() {
+fn a_hole_is_reported_as_such_and_filled_again() {
     let mut rig = Rig::new();
     rig.apply(&[store(&[1, 2, 3], None)]);
     rig.apply(&[remove(&[2])]);
     let snapshot = rig.snapshot();
-    let told: Vec<Transition> = snapshot.as_transitions();
-    assert!(matches!(&told[0], Transition::Stored { parent: None, blocks, .. } if blocks.len() == 3));
-    assert_eq!(told[1], Transition::Removed { tier: Tier::Device, hashes: vec![2] });
+    let reported: Vec<Transition> = snapshot.as_transitions();
+    assert!(matches!(&reported[0], Transition::Stored { parent: None, blocks, .. } if blocks.len() == 3));
+    assert_eq!(reported[1], Transition::Removed { tier: Tier::Device, hashes: vec![2] });
     let order: Vec<u64> =
         snapshot.parents_first().iter().map(|&at| snapshot.image.blocks[at as usize].hash).collect();
     assert_eq!(order, [1, 2, 3]);
@@ -78,7 +78,7 @@ fn a_salt_is_inherited_and_separates_content() {
     let entry = rig.apply(&[salted(&[2], Some(1))]);
     let Change::Stored(change) = &entry.changes[0] else { panic!() };
     let expected = ContentHasher::default().plain(&[4, 5], Namespace::new(None, Some("tenant")));
-    assert_eq!(change.blocks[0].content, Some(expected));
+    assert_eq!(change.blocks[0].content(), Some(expected));
 }
 
 #[test]
@@ -106,7 +106,7 @@ fn images_and_adapters_separate_content() {
     for event in events {
         let entry = Rig::new().apply(&[event]);
         let Change::Stored(change) = &entry.changes[0] else { panic!() };
-        contents.push(change.blocks[0].content.unwrap());
+        contents.push(change.blocks[0].content().unwrap());
     }
     // The adapter's name among the keys is the adapter, not a further key.
     assert_eq!(contents[1], ContentHasher::default().plain(&[2, 3], Namespace::new(Some("a"), None)));
@@ -164,7 +164,7 @@ fn sparse_stores_and_placeholders_are_kept_as_they_are() {
         rig.apply(&[OwnedEvent::Stored(sparse), OwnedEvent::Stored(placeholder), store(&[1, 2, 3], None)]);
     let Change::Stored(change) = &entry.changes[0] else { panic!() };
     assert_eq!((change.layout, change.span.as_ref().unwrap().len()), (Layout::Sparse, 6));
-    assert_eq!((change.place.sliding_window, change.blocks[0].tokens.is_none()), (Some(128), true));
+    assert_eq!((change.place.sliding_window, change.blocks[0].tokens().is_none()), (Some(128), true));
     let Change::Stored(change) = &entry.changes[1] else { panic!() };
     assert_eq!(
         (change.layout, change.place.tier, change.place.locality.as_deref()),
@@ -206,7 +206,7 @@ fn a_clear_is_exact_until_another_tier_with_an_unknown_past_turns_up() {
 
 #[test]
 fn budgets_make_it_lower_and_never_forget_unannounced() {
-    let limits = Limits { max_bytes: 8_000, max_waiting: 3 };
+    let limits = Limits { max_bytes: 8_000, max_waiting: 3, ..Limits::default() };
     let mut rig = Rig::with(JournalOptions { state: limits, ..JournalOptions::default() });
     rig.apply(&[store(&[100, 101, 102, 103, 104], Some(99))]);
     assert!(rig.ledger.trust().has(Reason::WaitingOverflow));
@@ -241,7 +241,7 @@ fn wide_hashes_resolve_by_their_last_bytes_and_are_kept_whole() {
     let wide = OwnedStored { block_hashes: vec![OwnedHash::Bytes(digest.clone())], ..stored(&[5], None) };
     let entry = rig.apply(&[OwnedEvent::Stored(wide)]);
     let Change::Stored(change) = &entry.changes[0] else { panic!() };
-    assert_eq!(change.blocks[0].wide.as_deref(), Some(&digest[..]));
+    assert_eq!(change.blocks[0].wide().map(|wide| &wide[..]), Some(&digest[..]));
     assert_eq!(rig.snapshot().image.blocks[0].wide.as_deref(), Some(&digest[..]));
     // The same block by its integer.
     rig.apply(&[remove(&[5])]);
@@ -323,7 +323,7 @@ fn a_namespace_that_only_the_hash_shows_matches_no_plain_prompt() {
 }
 
 #[test]
-fn hashes_that_cannot_be_computed_again_are_told_and_void_once_one_can() {
+fn hashes_that_cannot_be_computed_again_are_reported_and_void_once_one_can() {
     let (mut rig, plain, hash) = sglang();
     rig.apply(&[store(&[1], None)]);
     assert_eq!(rig.ledger.trust().worst().unwrap().reason, Reason::UnprovenHash);
@@ -354,11 +354,11 @@ fn a_block_without_tokens_that_is_gone_within_its_batch_is_not_looked_at_again()
 }
 
 #[test]
-fn a_block_whose_tokens_come_later_is_told_once_wherever_it_is() {
+fn a_block_whose_tokens_come_later_is_reported_once_wherever_it_is() {
     let mut rig = Rig::new();
     rig.apply(&[placeholder(&[1], "GPU"), placeholder(&[1], "CPU")]);
     let entry = rig.apply(&[store(&[1], None)]);
-    let told: Vec<_> = entry
+    let reported: Vec<_> = entry
         .transitions
         .iter()
         .map(|transition| match transition {
@@ -366,7 +366,7 @@ fn a_block_whose_tokens_come_later_is_told_once_wherever_it_is() {
             other => panic!("{other:?}"),
         })
         .collect();
-    assert_eq!(told, [(Tier::Device, 1), (Tier::Host, 1)]);
+    assert_eq!(reported, [(Tier::Device, 1), (Tier::Host, 1)]);
 }
 
 #[test]
@@ -375,13 +375,13 @@ fn chains_are_stores_alone_and_end_at_holes() {
     rig.apply(&[store(&[1, 2], None), store(&[11], None), store(&[3], Some(2)), store(&[12], Some(11))]);
     rig.apply(&[store(&[4], Some(3)), store(&[5], Some(3)), store(&[13, 14], Some(12))]);
     let chains = |rig: &mut Rig| -> Vec<(Option<u64>, Vec<u64>)> {
-        let told = rig.snapshot().as_chains().into_iter().map(|told| match told {
+        let reported = rig.snapshot().as_chains().into_iter().map(|reported| match reported {
             Transition::Stored { tier: Tier::Device, parent, blocks } => {
                 (parent, blocks.iter().map(|block| block.hash).collect())
             }
             other => panic!("{other:?}"),
         });
-        told.collect()
+        reported.collect()
     };
     let whole = [(None, vec![1, 2, 3]), (None, vec![11, 12, 13, 14]), (Some(3), vec![4]), (Some(3), vec![5])];
     assert_eq!(chains(&mut rig), whole);

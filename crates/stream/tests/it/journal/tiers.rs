@@ -7,14 +7,14 @@ use kvplane_wire::{OwnedEvent, OwnedHash, OwnedRemoved, OwnedStored};
 use crate::rig::{NOW, Rig, hashes, placeholder, remove, remove_from, store, store_in};
 
 /// What became visible, in order: (tier, hash).
-fn told(transitions: &[Transition]) -> Vec<(Tier, u64)> {
-    let mut told = Vec::new();
+fn reported(transitions: &[Transition]) -> Vec<(Tier, u64)> {
+    let mut reported = Vec::new();
     for transition in transitions {
         if let Transition::Stored { tier, blocks, .. } = transition {
-            told.extend(blocks.iter().map(|block| (*tier, block.hash)));
+            reported.extend(blocks.iter().map(|block| (*tier, block.hash)));
         }
     }
-    told
+    reported
 }
 
 fn worst(rig: &Rig) -> Option<Reason> {
@@ -26,15 +26,15 @@ fn hashes_alone_are_joined_to_what_they_are_whichever_comes_first() {
     let mut rig = Rig::new();
     // Children before parents, and both before the device says what they are.
     let entry = rig.apply(&[placeholder(&[2], "CPU"), placeholder(&[1], "CPU")]);
-    assert_eq!((told(&entry.transitions), rig.ledger.state().unjoined()), (vec![], 2));
+    assert_eq!((reported(&entry.transitions), rig.ledger.state().unjoined()), (vec![], 2));
     assert_eq!(worst(&rig), Some(Reason::UnknownContent));
     let entry = rig.apply(&[store(&[1, 2], None)]);
     let all = [(Tier::Device, 1), (Tier::Host, 1), (Tier::Device, 2), (Tier::Host, 2)];
-    assert_eq!((told(&entry.transitions), rig.ledger.state().unjoined()), (all.to_vec(), 0));
+    assert_eq!((reported(&entry.transitions), rig.ledger.state().unjoined()), (all.to_vec(), 0));
     // After the device, and long after it: the block is known as long as others build on it.
     rig.apply(&[store(&[3, 4], Some(2)), remove(&[3])]);
     let entry = rig.apply(&[placeholder(&[4, 3], "CPU")]);
-    assert_eq!(told(&entry.transitions), [(Tier::Host, 4), (Tier::Host, 3)]);
+    assert_eq!(reported(&entry.transitions), [(Tier::Host, 4), (Tier::Host, 3)]);
     assert_eq!(worst(&rig), None);
 }
 
@@ -70,13 +70,13 @@ fn a_cold_block_whose_parent_was_never_announced_makes_a_stream_lower() {
     let OwnedEvent::Stored(cold) = store_in("CPU", &[3], Some(2)) else { panic!() };
     let cold = OwnedStored { extra_keys: Some(vec![None]), ..cold };
     let entry = rig.apply(&[store(&[1], None), OwnedEvent::Stored(cold)]);
-    assert_eq!((told(&entry.transitions), rig.ledger.state().waiting()), (vec![(Tier::Device, 1)], 1));
+    assert_eq!((reported(&entry.transitions), rig.ledger.state().waiting()), (vec![(Tier::Device, 1)], 1));
     assert_eq!(worst(&rig), Some(Reason::UnknownContent));
     // The parent is held, and known by its hash alone.
     rig.apply(&[placeholder(&[2], "CPU")]);
     assert_eq!(worst(&rig), Some(Reason::UnknownContent));
     let entry = rig.apply(&[store(&[2], Some(1))]);
-    assert_eq!(told(&entry.transitions), [(Tier::Device, 2), (Tier::Host, 2), (Tier::Host, 3)]);
+    assert_eq!(reported(&entry.transitions), [(Tier::Device, 2), (Tier::Host, 2), (Tier::Host, 3)]);
     assert_eq!(worst(&rig), None);
 }
 
@@ -89,7 +89,7 @@ fn digests_of_the_host_are_joined_to_the_numbers_of_the_device() {
     let OwnedEvent::Stored(host) = placeholder(&[5], "CPU") else { panic!() };
     let host = OwnedStored { block_hashes: vec![OwnedHash::Bytes(digest.clone())], group: None, ..host };
     let entry = rig.apply(&[OwnedEvent::Stored(host)]);
-    assert_eq!(told(&entry.transitions), [(Tier::Host, 5)]);
+    assert_eq!(reported(&entry.transitions), [(Tier::Host, 5)]);
     let gone = OwnedRemoved {
         block_hashes: vec![OwnedHash::Bytes(digest)],
         medium: Some("CPU".into()),
@@ -152,7 +152,7 @@ fn storage_elsewhere_is_remote() {
         OwnedEvent::Stored(OwnedStored { locality: Some(locality.to_owned()), ..remote.clone() })
     };
     let entry = rig.apply(&[store(&[1], None), remote("REMOTE"), remote("NEARBY")]);
-    assert_eq!(told(&entry.transitions), [(Tier::Device, 1), (Tier::Remote, 1)]);
+    assert_eq!(reported(&entry.transitions), [(Tier::Device, 1), (Tier::Remote, 1)]);
     let Change::Stored(change) = &entry.changes[1] else { panic!() };
     assert_eq!((change.place.tier, change.place.medium.as_deref()), (Tier::Remote, Some("STORAGE")));
     assert!(rig.ledger.trust().has(Reason::UnknownMedium), "where that is, nobody knows");
@@ -183,7 +183,7 @@ fn after_a_clear_a_tier_counts_with_what_is_stored_in_it_again() {
     let last = entry.transitions.last().unwrap();
     assert_eq!(*last, Transition::Removed { tier: Tier::Host, hashes: vec![1, 3] });
     let entry = rig.apply(&[placeholder(&[1], "CPU")]);
-    assert_eq!(told(&entry.transitions), [(Tier::Host, 1)], "what it is was known before");
+    assert_eq!(reported(&entry.transitions), [(Tier::Host, 1)], "what it is was known before");
     assert_eq!(rig.ledger.trust().level(), Trust::Lower);
     // Another clear makes the other tiers no better known.
     rig.apply(&[OwnedEvent::Cleared]);
@@ -218,7 +218,7 @@ fn removals_from_the_wrong_place_change_nothing_and_are_counted_apart() {
     assert_eq!((counted(&rig), worst(&rig)), ((1, 1), None));
     rig.apply(&[remove(&[8])]);
     assert_eq!((counted(&rig), worst(&rig)), ((1, 2), None));
-    // It left the device before: that was not meant as it was told.
+    // It left the device before: that event did not mean what it said.
     rig.apply(&[remove(&[1])]);
     assert_eq!((counted(&rig), worst(&rig)), ((2, 2), Some(Reason::UnknownRemoval)));
     assert_eq!(rig.held(), held);

@@ -28,7 +28,7 @@ struct Known {
 /// How an engine is set up.
 #[derive(Debug, Clone)]
 pub struct Shape {
-    /// In the order in which the pools are told; the largest is the main one.
+    /// In the order in which the pools are announced; the largest is the main one.
     pub windows: Vec<u32>,
     /// Blocks of the device and of the host, per pool.
     pub blocks: [usize; 2],

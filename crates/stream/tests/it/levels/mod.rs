@@ -33,7 +33,7 @@ impl Rig {
         rig
     }
 
-    /// Of an engine that has told nothing yet.
+    /// Of an engine that has announced nothing yet.
     fn unheard(block_size: Option<u32>, buffer: Option<usize>) -> Self {
         let keep = JournalOptions {
             semantics: Semantics::of(EngineKind::Trtllm),
@@ -73,7 +73,7 @@ impl Rig {
         self.recorder.drain_failed(NOW, failure);
     }
 
-    /// What a consumer that knows tiers alone was told to be where.
+    /// Where a consumer that knows tiers alone believes blocks to be.
     fn visible(&self) -> BTreeSet<(Tier, u64)> {
         let mut held = BTreeSet::new();
         let first = self.recorder.ledger().window().first_cursor().unwrap();
@@ -112,7 +112,7 @@ fn created(window: u32, blocks: u64) -> (u32, Value) {
     (window, json!({"type": "created", "num_blocks_per_cache_level": [blocks, 0]}))
 }
 
-/// Blocks of so many tokens each, from a parent on.
+/// Blocks of this many tokens each, from a parent on.
 fn stored(parent: Option<u64>, blocks: &[(u64, usize)]) -> (u32, Value) {
     let blocks: Vec<Value> = blocks
         .iter()
@@ -149,7 +149,7 @@ fn a_block_moves_in_one_step_and_is_removed_from_wherever_it_is() {
     let entries = rig.tell(&[moved(2, 0, 1)]);
     assert_eq!(entries.len(), 1);
     let [Change::Stored(to), Change::Removed { place: from, .. }] = &entries[0].changes[..] else { panic!() };
-    assert_eq!((to.place.tier, from.tier, to.blocks[0].tokens.is_some()), (Host, Device, true));
+    assert_eq!((to.place.tier, from.tier, to.blocks[0].tokens().is_some()), (Host, Device, true));
     let [Transition::Stored { tier: to, .. }, Transition::Removed { tier: from, .. }] =
         entries[0].transitions[..]
     else {
@@ -179,7 +179,7 @@ fn a_change_of_priority_alone_changes_nothing() {
 }
 
 #[test]
-fn a_partial_block_is_recorded_and_not_told_to_those_who_know_one_size() {
+fn a_partial_block_is_recorded_and_not_reported_to_those_who_know_one_size() {
     let mut rig = Rig::new(None);
     rig.tell(&[stored(None, &[(1, 4), (2, 4), (3, 1)])]);
     assert_eq!(rig.visible(), set(&[(Device, 1), (Device, 2)]));
@@ -203,7 +203,7 @@ fn until_a_block_has_another_behind_it_nobody_knows_whether_it_is_full() {
 }
 
 #[test]
-fn a_size_that_contradicts_is_told() {
+fn a_size_that_contradicts_is_reported() {
     for blocks in [&[(1, 8), (2, 8)][..], &[(1, 5)]] {
         let mut rig = Rig::new(Some(4));
         rig.tell(&[stored(None, blocks)]);
@@ -230,7 +230,7 @@ fn the_largest_window_is_the_main_one() {
 }
 
 #[test]
-fn a_larger_window_that_turns_up_late_voids_what_was_told() {
+fn a_larger_window_that_turns_up_late_voids_what_was_reported() {
     let mut rig = Rig::new(Some(4));
     rig.tell(&[stored(None, &[(1, 4)])]);
     let (_, of_large) = stored(None, &[(2, 4)]);
@@ -292,7 +292,7 @@ fn what_a_device_had_in_another_life_proves_nothing() {
 }
 
 #[test]
-fn a_second_store_of_a_held_block_is_told_and_not_counted() {
+fn a_second_store_of_a_held_block_is_reported_and_not_counted() {
     let mut rig = Rig::new(Some(4));
     rig.tell(&[stored(None, &[(1, 4)]), stored(None, &[(1, 4)])]);
     assert_eq!(rig.trust(), (Trust::Lower, Some(Reason::SharedHash)));
@@ -319,13 +319,13 @@ fn a_pool_that_turned_out_to_be_a_side_one_stays_so() {
 }
 
 #[test]
-fn when_the_size_is_learnt_parents_are_told_before_their_children() {
+fn when_the_size_is_learnt_parents_are_reported_before_their_children() {
     let mut rig = Rig::unheard(None, None);
     rig.next_id = 7;
     // The child waits for its parent, and lies before it.
     rig.tell(&[stored(Some(1), &[(2, 4)]), stored(None, &[(1, 4)])]);
     let entries = rig.tell(&[stored(Some(1), &[(3, 2)])]);
-    let told: Vec<u64> = entries
+    let reported: Vec<u64> = entries
         .iter()
         .flat_map(|entry| &entry.transitions)
         .flat_map(|transition| match transition {
@@ -333,5 +333,5 @@ fn when_the_size_is_learnt_parents_are_told_before_their_children() {
             _ => Vec::new(),
         })
         .collect();
-    assert_eq!(told, [1, 2]);
+    assert_eq!(reported, [1, 2]);
 }

@@ -34,10 +34,10 @@ enum Op {
     LoseAnswer,
     /// Somebody else drains.
     Steal,
-    /// An event that waits cannot be told from others.
+    /// An event that waits cannot be distinguished from others.
     Spoil(usize),
     Outage,
-    /// The engine dies and comes back, with so many blocks.
+    /// The engine dies and comes back, with this many blocks.
     Restart(usize),
 }
 

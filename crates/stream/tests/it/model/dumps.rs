@@ -8,7 +8,7 @@ use super::engine::block_hash;
 use super::{AnswerKind, Fate, Op, World, clearing, op};
 
 impl World {
-    /// The dump that a peer took so many batches ago.
+    /// The dump that a peer took this many batches ago.
     pub(super) fn dump(&mut self, age: usize) -> Option<DumpOutcome> {
         let at = self.engine.dumps.len().checked_sub(age + 1)?;
         let outcome = self.recorder.take_dump(self.now, &self.engine.dumps[at]);
@@ -106,7 +106,7 @@ fn a_dump_gives_what_the_ring_has_lost() {
     assert_eq!(world.held().len(), 7);
     let trust = world.recorder.ledger().trust();
     assert_eq!((trust.level(), trust.worst().unwrap().reason), (Trust::Lower, Reason::History));
-    // What a dump brought goes as everything else does, and is told apart from what the engine stores again.
+    // What a dump brought goes as everything else does, and is distinguished from what the engine stores again.
     world.engine.evict(0);
     world.publish_heard();
     assert_eq!(world.held().len(), 6);

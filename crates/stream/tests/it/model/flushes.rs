@@ -32,7 +32,7 @@ pub enum FlushStep {
     Refuse,
     /// The time is over.
     Expire,
-    /// Whoever watched goes away.
+    /// The watcher disconnects.
     Leave,
 }
 

@@ -61,7 +61,7 @@ enum Op {
     ForgetReplica,
     /// A dump of a peer is wanted from now on.
     ExpectDump,
-    /// A peer's dump arrives, that was taken so many batches ago.
+    /// A peer's dump arrives that was taken this many batches ago.
     Dump(usize),
     /// It was the last part of it.
     FinishDump,
@@ -323,7 +323,7 @@ impl World {
         assert_eq!(self.recorder.last_sequence(), self.engine.next_sequence.checked_sub(1));
     }
 
-    /// What is held is what the engine holds; where it cannot be told whether there is another copy, both
+    /// What is held is what the engine holds; where it is unknown whether there is another copy, both
     /// counts are known.
     fn check_exact(
         &self,
@@ -453,7 +453,7 @@ proptest! {
     }
 
     #[test]
-    fn flushes_told_by_removals(
+    fn flushes_reported_by_removals(
         ops in prop::collection::vec(op(), 0..120), has_replay: bool, ring in 1..40usize, window in 1..30usize,
     ) {
         let semantics = Semantics { flushes_by_removals: true, ..Semantics::default() };

@@ -13,7 +13,7 @@ fn extend(conversation: u8, depth: usize) -> Op {
     Op::Extend { conversation, depth, second_copy: false }
 }
 
-/// A stream that is `live`, with so many batches of one block each.
+/// A stream that is `live`, with this many batches of one block each.
 fn following(has_replay: bool, batches: usize) -> World {
     let mut world = World::of(Semantics::default(), has_replay, false, 100, 100);
     for op in [Op::Reconnect, WHOLE] {

@@ -113,7 +113,8 @@ impl Twins {
         self.dies.keep_records();
         self.compare(op);
         if matches!(op, Op::Die) {
-            // Whoever was at the end goes on from there, if the window has room for what the end of a connection says.
+            // A subscriber at the end continues from there, if the window has room for what the end of a
+            // connection says.
             let goes_on = |world: &World| world.recorder.ledger().read_after(before, 1).is_ok();
             assert_eq!(goes_on(&self.alive), goes_on(&self.dies), "reset by a restart");
         }
@@ -163,7 +164,7 @@ proptest! {
     }
 
     #[test]
-    fn also_where_flushes_are_told_by_removals(
+    fn also_where_flushes_are_reported_by_removals(
         ops in prop::collection::vec(op_with_restarts(), 0..120), ring in 1..40usize, window in 1..30usize,
     ) {
         let semantics = Semantics { flushes_by_removals: true, ..Semantics::default() };

@@ -21,7 +21,7 @@ pub fn tokens(prompt: &[u8], at: usize) -> [u32; BLOCK as usize] {
     [u32::from(prompt[at]), at as u32]
 }
 
-/// How the host's chunks are told.
+/// How the host's chunks are announced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Announcing {
     /// By the hash of their last block.
@@ -46,7 +46,7 @@ pub struct Engine {
     pub host: BTreeMap<u64, Prompt>,
     host_order: VecDeque<u64>,
     pending: Vec<OwnedEvent>,
-    /// What the host did is told behind what the device did.
+    /// What the host did is announced after what the device did.
     pending_host: Vec<OwnedEvent>,
 }
 

@@ -136,7 +136,7 @@ impl World {
             }
             Op::Damage => {
                 if let Some(message) = self.call.as_mut().and_then(VecDeque::pop_front) {
-                    // Whole as far as its outline goes, and an event that is none behind it.
+                    // Whole as far as its outline goes, and an invalid event behind it.
                     let damaged = [&message[..], &[0x1a, 3, 0x12, 1, 0x0a]].concat();
                     self.hear(&damaged.into());
                 }
@@ -193,8 +193,8 @@ impl World {
             return;
         }
         let ours = self.held();
-        let told = trust.active().iter().any(|because| because.reason != Reason::Relay);
-        if told {
+        let reported = trust.active().iter().any(|because| because.reason != Reason::Relay);
+        if reported {
             let phantom = ours.keys().find(|hash| !self.server.held.contains_key(hash));
             let unsound = trust.has(Reason::MalformedRemoval) || trust.has(Reason::UnknownEvent);
             assert!(phantom.is_none() || unsound, "{phantom:?} is a phantom: {trust:?}");

@@ -85,7 +85,7 @@ impl Server {
         self.pending.push(Data::Cleared(KvCacheCleared::default()));
     }
 
-    /// Whether everything that happened has been told.
+    /// Whether everything that happened has been published.
     pub fn nothing_pending(&self) -> bool {
         self.pending.is_empty()
     }
@@ -135,7 +135,7 @@ impl Server {
             .collect()
     }
 
-    /// What is held, in parts that end at the last batch. What is pending is not told yet, so it is published
+    /// What is held, in parts that end at the last batch. What is pending is not published yet, so it comes
     /// first.
     fn snapshot(&mut self) -> VecDeque<Bytes> {
         while !self.pending.is_empty() || self.next < 16 {
