@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 TICK = os.sysconf("SC_CLK_TCK")
 PAUSE_US = 200_000
-# Peers refuse or queue what is more than a few hundred, unless they are told otherwise.
+# Peers refuse or queue what is more than a few hundred, unless configured otherwise.
 MANY = ["--max-concurrent-requests", "40000"]
 
 
@@ -129,7 +129,7 @@ def per_request(program, subject, count, size):
 
 
 def open_streams(program, subject, count):
-    """MiB with so many open streams, and without."""
+    """MiB with this many open streams, and without."""
     before = rss(subject.process.pid)
     print("bench-gateway: hold", subject.name, count, file=sys.stderr)
     holding = subprocess.Popen([program, "hold", subject.address, str(count)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

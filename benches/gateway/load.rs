@@ -2,9 +2,9 @@
 //!
 //! ```text
 //! load engine                                  serves on a free port, and prints it
-//! load streams ADDRESS COUNT EVENTS PAUSE_US   so many streams at once: how late each event comes
-//! load requests ADDRESS COUNT CLIENTS BYTES    so many requests with a body of about so many bytes, one after the other
-//! load hold ADDRESS COUNT                      opens so many streams, says so, and holds them until its input ends
+//! load streams ADDRESS COUNT EVENTS PAUSE_US   COUNT streams at once: how late each event comes
+//! load requests ADDRESS COUNT CLIENTS BYTES    COUNT requests with a body of about BYTES, one after the other
+//! load hold ADDRESS COUNT                      opens COUNT streams, says so, and holds them until its input ends
 //! ```
 //!
 //! A thread for each connection and nothing but the standard library: it is built by `rustc` alone, and the

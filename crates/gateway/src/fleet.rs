@@ -32,7 +32,7 @@ pub struct Upstream {
     pub bootstrap_port: u16,
 }
 
-/// Where `SGLang` listens for engines that decode, unless it is told otherwise.
+/// Where `SGLang` listens for engines that decode, unless configured otherwise.
 pub const BOOTSTRAP_PORT: u16 = 8998;
 
 impl fmt::Debug for Upstream {

@@ -74,7 +74,7 @@ impl Budget {
         Self { share, left: if share > 0.0 { AT_ONCE } else { 0.0 } }
     }
 
-    /// A request came; so many are under way.
+    /// A request came; `under_way` are in progress.
     pub(crate) fn request(&mut self, under_way: usize) {
         let most = if self.share > 0.0 { AT_ONCE.max(self.share * under_way as f64) } else { 0.0 };
         self.left = (self.left + self.share).min(most);

@@ -21,7 +21,7 @@ use tonic::transport::server::Connected;
 const MOMENT: Duration = Duration::from_millis(1);
 /// Reads that are no further apart come in quick succession.
 const QUICK: Duration = Duration::from_micros(500);
-/// So many of them, before the next one waits: an answer of a few events never does.
+/// Reads in a row before the next one waits: an answer of a few events never does.
 const MANY: u32 = 32;
 
 /// Requests of one connection that wait for their pick.
@@ -216,7 +216,7 @@ mod tests {
         poll_fn(|cx| Pin::new(&mut *paced).poll_read(cx, &mut ReadBuf::new(&mut room))).await.unwrap();
     }
 
-    /// Whether so many reads came at once.
+    /// Whether that many reads came at once.
     fn at_once(paced: &mut Paced<Chunks>, reads: usize) -> bool {
         (0..reads).all(|_| read(paced).now_or_never().is_some())
     }

@@ -20,7 +20,7 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// How long so many tokens take before the first one is generated.
+    /// How long this many tokens take before the first one is generated.
     pub(crate) fn prefill_of(&self, uncached: usize) -> Duration {
         if self.prefill > 0.0 {
             Duration::try_from_secs_f64(uncached as f64 / self.prefill).unwrap_or_default()
@@ -36,7 +36,7 @@ impl Pace {
 pub struct ServiceFault {
     /// They are answered with this status.
     pub status: Option<u16>,
-    /// The connection ends after so many tokens.
+    /// The connection ends after this many tokens.
     pub die_after: Option<usize>,
     /// They are taken, and not begun until faults are set again.
     pub hold: bool,
@@ -44,7 +44,7 @@ pub struct ServiceFault {
     pub no_ranks: bool,
     /// Chats are rendered by another template than the model's.
     pub other_template: bool,
-    /// For so many requests; for all without.
+    /// For this many requests; for all without.
     pub count: Option<u32>,
 }
 

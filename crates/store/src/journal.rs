@@ -289,7 +289,7 @@ impl Journal {
         }
     }
 
-    /// Gives up a disk that hangs: whoever waits for what it has is not kept waiting. To be called now and then.
+    /// Gives up a disk that hangs: nobody is kept waiting for what it has. To be called now and then.
     pub fn check_stall(&self) {
         let writing = *self.writing.lock();
         if writing.is_some_and(|since| kvplane_runtime::now() >= since + self.options.max_stall) {

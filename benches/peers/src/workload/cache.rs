@@ -94,7 +94,7 @@ impl Cache {
         self.places.insert(block, place);
     }
 
-    /// Throws out what was unused for longest, until there is room for so many. `None`, and nothing is
+    /// Throws out what was unused for longest, until there is room for that many. `None`, and nothing is
     /// changed, if too many are in use.
     pub(crate) fn make_room(&mut self, count: usize) -> Option<Vec<BlockId>> {
         let wanted = (self.len() + count).saturating_sub(self.capacity);

@@ -43,7 +43,7 @@ use crate::upstream::{Conn, Outgoing};
 /// An answer of an engine that prefills; the numbers of a long prompt's blocks are in it.
 const MAX_ANSWER: usize = 16 << 20;
 
-/// What vLLM is told that prefills for somebody else.
+/// The instruction to a vLLM that prefills for another engine.
 const REMOTE_DECODE: &str = r#"{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}"#;
 
 /// What of a request an engine is sent.

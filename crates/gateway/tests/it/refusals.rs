@@ -87,7 +87,7 @@ async fn requests_cannot_be_smuggled() {
     }
 }
 
-/// Whoever sends a part of a body and no more is answered in time, and holds nothing.
+/// A client that sends a part of a body and no more is answered in time, and holds nothing.
 #[tokio::test]
 async fn slow_and_many_bodies_are_bounded() {
     let body_timeout = Duration::from_millis(100);

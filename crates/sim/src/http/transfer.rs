@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::config::SimConfig;
 use crate::engine::SimHandle;
 
-/// Where NIXL's handshakes are made, unless vLLM is told otherwise.
+/// Where NIXL's handshakes are made, unless vLLM is configured otherwise.
 const SIDE_CHANNEL: u16 = 5600;
 
 /// `kv_transfer_params`, as far as they matter here.
